@@ -1,0 +1,32 @@
+"""CORAM: coherent orthogonal rotation for merging fine-tuned transformers models."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coram_hf.config import CoramConfig
+    from coram_hf.errors import MergeError
+    from coram_hf.merger import CoramMerger
+    from coram_hf.report import MergePlan, MergeReport
+    from coram_hf.result import MergeResult
+
+__version__ = "0.1.0"
+__all__ = ["CoramConfig", "CoramMerger", "MergeError", "MergePlan", "MergeReport", "MergeResult"]
+
+_HOME = {
+    "CoramConfig": "coram_hf.config",
+    "CoramMerger": "coram_hf.merger",
+    "MergeError": "coram_hf.errors",
+    "MergePlan": "coram_hf.report",
+    "MergeReport": "coram_hf.report",
+    "MergeResult": "coram_hf.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names on first use, so that `import coram_hf` loads neither torch nor transformers."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,7 @@
+"""The method on plain tensors; nothing here knows what a model is."""
+
+from coram_hf.geometry.kernel import SliceStats
+from coram_hf.geometry.merge import merge_matrix, merge_update, update_dtype
+from coram_hf.geometry.norms import squared_norms
+
+__all__ = ["SliceStats", "merge_matrix", "merge_update", "squared_norms", "update_dtype"]

@@ -1,0 +1,153 @@
+"""The slice merge: factor, average each factor in its own space, rebuild.
+
+Nothing of size h x d_in is ever factored. With X = [W_0; W_1; ...; W_N] of a slice, one Gram
+matrix M = X X^T holds all that the method needs, and the merged update is a small matrix times X.
+Forming M squares the condition number, so badly conditioned slices take a true SVD instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from coram_hf.config import Branch
+from coram_hf.geometry import rotations
+
+FACTORS: dict[Branch, str] = {
+    "full": "qsv",
+    "lr": "qv",
+    "q": "q",
+    "s": "s",
+    "v": "v",
+    "qs": "qs",
+    "sv": "sv",
+}
+"""Which of the rotation Q, the spectral shift dS and the right factor V a branch merges."""
+
+SPECTRUM_FLOOR = 1e-12
+"""epsilon in dS_i = S_i / max(S_0, epsilon) - 1."""
+
+GRAM_CONDITION = {torch.float64: 1e3, torch.float32: 30.0}
+"""Condition number above which the Gram matrix has lost too many digits."""
+
+RANK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""A slice with sigma_min <= tolerance * sigma_max has no frame."""
+
+
+@dataclass
+class SliceStats:
+    """What happened to the slices of a merge, and the squared norm of the update."""
+
+    squared_norm: float = 0.0
+    slices: int = 0
+    det_flips: int = 0
+    near_pi: int = 0
+    svd_fallbacks: int = 0
+    frameless: int = 0
+
+    def __iadd__(self, other: SliceStats) -> SliceStats:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        return self
+
+
+def merge_slices(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
+    """W_merge - W_0 of every slice of `stack` (slices, 1 + N, height, d_in), base first."""
+    n_slices, n_models, height, d_in = stack.shape
+    stats = SliceStats(slices=n_slices)
+    rows = stack.view(n_slices, n_models * height, d_in)
+    coefficients, trusted = _gram_coefficients(torch.bmm(rows, rows.mT), n_models, weights, branch, stats)
+    update = torch.bmm(coefficients, rows)
+    if not trusted.all():
+        update[~trusted] = _svd_update(stack[~trusted], weights, branch, stats)
+    return update, stats
+
+
+def _gram_coefficients(
+    gram: Tensor, n_models: int, weights: Tensor, branch: Branch, stats: SliceStats
+) -> tuple[Tensor, Tensor]:
+    """L with W_merge - W_0 = L X from M = X X^T, and which slices it can be trusted for."""
+    n_slices, height = gram.shape[0], gram.shape[1] // n_models
+    eye = torch.eye(height, dtype=gram.dtype, device=gram.device)
+    blocks = gram.view(n_slices, n_models, height, n_models, height)
+    limit = GRAM_CONDITION[gram.dtype]
+
+    trusted = gram.isfinite().all(-1).all(-1)
+    own = torch.where(trusted[:, None, None, None], blocks.diagonal(0, 1, 3).movedim(-1, 1), eye)
+    squares, U = (t.flip(-1) for t in torch.linalg.eigh(own))
+    trusted &= (squares[..., -1] * limit**2 > squares[..., 0]).all(-1)
+    U = torch.where(trusted[:, None, None, None], U, eye)
+    S = torch.where(trusted[:, None, None], squares, 1.0).sqrt()
+    blocks = torch.where(trusted[:, None, None, None, None], blocks, 0.0)
+
+    U0, Ui = U[:, :1], U[:, 1:]
+    v_overlap = ((Ui.mT @ blocks[:, 1:, :, 0]) * U0.mT).sum(-1) / (S[:, 1:] * S[:, :1])
+    U[:, 1:] *= _pair_signs(U0, Ui, v_overlap).unsqueeze(-2)
+    left = _merged_left(U, S, weights, branch, trusted, stats)
+
+    coefficients = gram.new_zeros(n_slices, height, n_models, height)
+    to_right = U.mT / S.unsqueeze(-1)
+    if "v" in FACTORS[branch]:
+        P = (weights[:, None, None] * to_right[:, 1:]).transpose(1, 2).flatten(2)
+        experts = blocks[:, 1:, :, 1:].flatten(3).flatten(1, 2)
+        c, E = torch.linalg.eigh(P @ experts @ P.mT)
+        trusted &= c[:, 0] * limit**2 > c[:, -1]
+        c = torch.where(trusted[:, None], c, 1.0)
+        polar = (E / c.sqrt().unsqueeze(-2)) @ E.mT @ P
+        coefficients[:, :, 1:] = (left @ polar).unflatten(-1, (n_models - 1, height))
+    else:
+        coefficients[:, :, 0] = left @ to_right[:, 0]
+    coefficients[:, :, 0] -= eye
+    return coefficients.flatten(2), trusted
+
+
+def _svd_update(stack: Tensor, weights: Tensor, branch: Branch, stats: SliceStats) -> Tensor:
+    """The same update by true SVDs; slices without a frame take the weighted mean of the updates."""
+    tau = stack[:, 1:] - stack[:, :1]
+    update = torch.einsum("n,bnhd->bhd", weights, tau)
+    n_slices, _, height, d_in = stack.shape
+    if d_in < height:
+        stats.frameless += n_slices
+        return update
+    U, S, Vh = torch.linalg.svd(stack, full_matrices=False)
+    framed = (S[..., -1] > RANK_TOLERANCE[stack.dtype] * S[..., 0]).all(-1)
+    stats.frameless += int((~framed).sum())
+    stats.svd_fallbacks += int(framed.sum())
+    if not framed.any():
+        return update
+
+    U, S, Vh = U[framed], S[framed], Vh[framed]
+    sign = _pair_signs(U[:, :1], U[:, 1:], (Vh[:, 1:] * Vh[:, :1]).sum(-1))
+    U[:, 1:] *= sign.unsqueeze(-2)
+    Vh[:, 1:] *= sign.unsqueeze(-1)
+    left = _merged_left(U, S, weights, branch, torch.ones(len(S), dtype=torch.bool, device=S.device), stats)
+    right = Vh[:, 0]
+    if "v" in FACTORS[branch]:
+        A, _, B = torch.linalg.svd(torch.einsum("n,bnhd->bhd", weights, Vh[:, 1:]), full_matrices=False)
+        right = A @ B
+    update[framed] = left @ right - stack[framed, 0]
+    return update
+
+
+def _pair_signs(U0: Tensor, Ui: Tensor, v_overlap: Tensor) -> Tensor:
+    """-1 where the pair (u_ik, v_ik) points away from the base's: <u_ik, u_0k> + <v_ik, v_0k> < 0."""
+    return torch.where((U0 * Ui).sum(-2) + v_overlap < 0, -1.0, 1.0).to(U0.dtype)
+
+
+def _merged_left(
+    U: Tensor, S: Tensor, weights: Tensor, branch: Branch, counted: Tensor, stats: SliceStats
+) -> Tensor:
+    """U_0 Qbar S_0 (I + dSbar), with the factors that the branch leaves out at the base's values."""
+    left, spectrum = U[:, 0], S[:, 0]
+    if "q" in FACTORS[branch]:
+        Q, reflected = rotations.to_special(rotations.orthonormalize(U[:, :1].mT @ U[:, 1:]))
+        K, near_pi = rotations.log(Q)
+        left = left @ rotations.exp(torch.einsum("n,bnij->bij", weights, K))
+        stats.det_flips += int((reflected & counted[:, None]).sum())
+        stats.near_pi += int((near_pi & counted[:, None]).sum())
+    if "s" in FACTORS[branch]:
+        shift = S[:, 1:] / S[:, :1].clamp_min(SPECTRUM_FLOOR) - 1
+        spectrum = spectrum * (1 + torch.einsum("n,bnk->bk", weights, shift))
+    return left * spectrum.unsqueeze(-2)

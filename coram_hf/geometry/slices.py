@@ -1,0 +1,71 @@
+"""Row slices: how a matrix is cut into groups of h rows and walked in memory-bounded chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+CHUNK_BYTES = 16 * 2**20
+"""Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
+
+
+class Chunk(NamedTuple):
+    """Rows `start:stop` of the (permuted) matrix, to be read as slices of `height` rows."""
+
+    start: int
+    stop: int
+    height: int
+
+
+def chunks(d_out: int, height: int, slice_bytes: int) -> Iterator[Chunk]:
+    """Cut d_out rows in chunks of whole slices; the d_out mod h last rows make one shorter slice."""
+    whole = d_out - d_out % height
+    step = height * max(1, CHUNK_BYTES // max(1, slice_bytes))
+    for start in range(0, whole, step):
+        yield Chunk(start, min(start + step, whole), height)
+    if whole < d_out:
+        yield Chunk(whole, d_out, d_out - whole)
+
+
+def row_blocks(tensor: Tensor) -> Iterator[slice]:
+    """Ranges of the first dimension whose float64 copies stay within a chunk, for tensors of any shape."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    row_bytes = 8 * tensor.numel() // max(1, rows)
+    step = max(1, CHUNK_BYTES // 4 // max(1, row_bytes))
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
+
+
+def gather(matrix: Tensor, chunk: Chunk, order: Tensor | None) -> Tensor:
+    """The chunk's rows of one matrix, in slice order."""
+    if order is None:
+        return matrix[chunk.start : chunk.stop]
+    return matrix.index_select(0, order[chunk.start : chunk.stop].to(matrix.device))
+
+
+def load(matrices: Sequence[Tensor], chunk: Chunk, order: Tensor | None, buffer: Tensor) -> Tensor:
+    """Copy a chunk of every matrix into `buffer`, viewed as (slices, matrices, height, d_in)."""
+    d_in = matrices[0].shape[1]
+    shape = ((chunk.stop - chunk.start) // chunk.height, len(matrices), chunk.height, d_in)
+    stack = buffer[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape)
+    for i, matrix in enumerate(matrices):
+        stack[:, i].copy_(gather(matrix, chunk, order).unflatten(0, (shape[0], chunk.height)))
+    return stack
+
+
+def store(update: Tensor, chunk: Chunk, order: Tensor | None, out: Tensor) -> None:
+    """Write a chunk's merged slices back to the rows that they came from."""
+    rows = update.reshape(chunk.stop - chunk.start, -1)
+    if order is None:
+        out[chunk.start : chunk.stop] = rows
+    else:
+        out.index_copy_(0, order[chunk.start : chunk.stop], rows.to(out.dtype))
+
+
+def new_buffer(d_out: int, height: int, slice_numel: int, like: Tensor) -> Tensor:
+    """A flat working buffer for the largest chunk, in the dtype and on the device of `like`."""
+    slice_bytes = slice_numel * like.element_size()
+    most_rows = max((c.stop - c.start for c in chunks(d_out, height, slice_bytes)), default=0)
+    return like.new_empty(most_rows * slice_numel // height)

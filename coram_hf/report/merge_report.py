@@ -1,0 +1,82 @@
+"""MergeReport: the record of one merge, written beside the merged weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+REPORT_NAME = "coram_report.json"
+LIBRARIES = (
+    "coram-hf",
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "safetensors",
+    "huggingface-hub",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What was merged, how its amplitude was chosen, and what happened on the way.
+
+    dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
+    relative_updates: r_i by expert; balance_factors: f_i.
+    sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
+    lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (given lambda).
+    counts: targets, slices, det_flips, near_pi, svd_fallbacks, frameless.
+    outside_share: per expert, the norm of its update outside the targets over that of all its update;
+    left_at_base: the same for all experts together, as far as it was left at the base.
+    """
+
+    line: str
+    config: dict[str, Any]
+    n_experts: int
+    slice_height: int
+    dispersion: float
+    unbalanced_dispersion: float
+    relative_updates: dict[str, float]
+    balance_factors: dict[str, float]
+    kappa: float | None
+    lam: float
+    lam_source: str
+    sqrt_n: float
+    c_rms: float | None
+    counts: dict[str, int]
+    outside_share: dict[str, float]
+    left_at_base: float
+    warnings: tuple[str, ...]
+    versions: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
+        return {k: _plain(v) for k, v in asdict(self).items()}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write coram_report.json into a folder."""
+        path = Path(folder) / REPORT_NAME
+        path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        return path
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the installed libraries that a merge depends on."""
+    found = {}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,58 @@
+"""The first pass over the weights: every tensor is checked, and the experts' updates are measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coram_hf.amplitude import UpdateNorms
+from coram_hf.errors import MergeError
+from coram_hf.geometry import squared_norms
+from coram_hf.sources import Models
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Update norms on the target matrices, and on all other floating tensors."""
+
+    targets: UpdateNorms
+    outside: UpdateNorms
+
+    def outside_share(self) -> dict[str, float]:
+        """Per expert, |update outside the targets| / |whole update|."""
+        return {
+            name: _share(self.outside.updates[name], inside) for name, inside in self.targets.updates.items()
+        }
+
+    def total_outside_share(self) -> float:
+        """The same for the updates of all experts together."""
+        return _share(math.fsum(self.outside.updates.values()), math.fsum(self.targets.updates.values()))
+
+
+def take_survey(models: Models, targets: Iterable[str], outside: Iterable[str]) -> Survey:
+    """Measure every floating tensor; a NaN or infinity is an error that names expert and tensor."""
+    return Survey(_total_norms(models, targets), _total_norms(models, outside))
+
+
+def _total_norms(models: Models, names: Iterable[str]) -> UpdateNorms:
+    base_square, squares = 0.0, dict.fromkeys(models.experts, 0.0)
+    for name in names:
+        base, experts = models.tensors(name)
+        of_base, of_updates = squared_norms(base, experts)
+        if not math.isfinite(of_base):
+            raise MergeError(f"the base, tensor {name!r}: holds NaN or infinite values")
+        base_square += of_base
+        for expert, square in zip(squares, of_updates, strict=True):
+            if not math.isfinite(square):
+                raise MergeError(
+                    f"expert {expert!r}, tensor {name!r}: holds NaN or infinite values; "
+                    "its checkpoint is damaged or its training diverged"
+                )
+            squares[expert] += square
+    return UpdateNorms(base_square, squares)
+
+
+def _share(part_square: float, rest_square: float) -> float:
+    whole = part_square + rest_square
+    return math.sqrt(part_square / whole) if whole else 0.0

@@ -1,0 +1,155 @@
+"""Time and memory of the slice kernel beside a plain batched float64-SVD implementation.
+
+    python examples/benchmarks/kernel.py [--size 4096] [--experts 5] [--height 8] [--threads 2]
+
+Both merge the same bfloat16 matrices in the same run; the last column of the first table is the
+difference of the two updates relative to the update's norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from coram_hf import CoramConfig
+from coram_hf.geometry import merge_update
+
+VARIANTS = (
+    "full",
+    "lr",
+    "nca",
+    "nca+ave",
+    "ca+ave",
+    "SS(full,mean)",
+    "SS(full,owner)",
+    "SS(ca+ave,variance)",
+)
+
+
+def svd_merge(base: Tensor, experts: list[Tensor], height: int) -> Tensor:
+    """W_merge - W_0 of the line `full` as one would first write it: float64 SVDs of all slices."""
+
+    def factors(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.linalg.svd(matrix.double().view(-1, height, matrix.shape[1]), full_matrices=False)
+
+    u0, s0, v0 = factors(base)
+    log_sum, shift_sum, v_sum = 0, 0, 0
+    for expert in experts:
+        u, s, v = factors(expert)
+        sign = torch.where((u * u0).sum(-2) + (v * v0).sum(-1) < 0, -1.0, 1.0).double()
+        u, v = u * sign.unsqueeze(-2), v * sign.unsqueeze(-1)
+        a, _, b = torch.linalg.svd(u0.mT @ u)
+        q = a @ b
+        q[..., -1] *= torch.linalg.det(q).sign().unsqueeze(-1)
+        values, vectors = torch.linalg.eig(q)
+        log = (vectors * values.log().unsqueeze(-2)) @ torch.linalg.inv(vectors)
+        log_sum = log_sum + (log.real - log.real.mT) / 2
+        shift_sum = shift_sum + s / s0 - 1
+        v_sum = v_sum + v
+    a, _, b = torch.linalg.svd(torch.linalg.matrix_exp(log_sum / len(experts)))
+    c, _, d = torch.linalg.svd(v_sum / len(experts), full_matrices=False)
+    merged = (u0 @ a @ b) * (s0 * (1 + shift_sum / len(experts))).unsqueeze(-2) @ (c @ d)
+    return merged.view(base.shape) - base.double()
+
+
+def best_time(run: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peak_extra_bytes(run: Callable[[], Tensor]) -> int:
+    """Growth of resident anonymous memory during `run`, less the tensor that it returns."""
+
+    def anonymous() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+    start, peak, done = anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        result = run()
+    finally:
+        done.set()
+        watcher.join()
+    return max(0, peak - start - result.nbytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--experts", type=int, default=5)
+    parser.add_argument("--height", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    base = (0.02 * torch.randn(args.size, args.size)).bfloat16()
+    experts = [
+        (base + 0.0006 * torch.randn_like(base, dtype=torch.float32)).bfloat16() for _ in range(args.experts)
+    ]
+    configs = {
+        line: CoramConfig.from_line(line if args.height == 8 else f"{line} (h={args.height})")
+        for line in VARIANTS
+    }
+
+    def ours(line: str, out: Tensor | None = None) -> Tensor:
+        return merge_update(base, experts, configs[line], out=out)[0]
+
+    extra = peak_extra_bytes(lambda: ours("full"))
+    kernel_update = ours("full", torch.empty(base.shape, dtype=torch.float64))
+    kernel_time = best_time(lambda: ours("full"), args.repeats)
+    rival_update = svd_merge(base, experts, args.height)
+    rival_time = best_time(lambda: svd_merge(base, experts, args.height), 1)
+    difference = float((kernel_update - rival_update).norm() / rival_update.norm())
+    del kernel_update, rival_update
+
+    print(
+        f"{args.size} x {args.size} bfloat16, N = {args.experts}, h = {args.height}, {args.threads} threads\n"
+    )
+    print("| implementation | seconds | ratio | difference |\n|---|---|---|---|")
+    print(f"| batched float64 SVD | {rival_time:.2f} | {rival_time / kernel_time:.1f} | |")
+    print(f"| coram_hf | {kernel_time:.2f} | 1.0 | {difference:.1e} |\n")
+    print(f"peak memory beyond inputs and output: {extra / 2**20:.0f} MB\n")
+
+    times = {line: float("inf") for line in VARIANTS}
+    for _ in range(args.repeats):
+        for line in VARIANTS:
+            times[line] = min(times[line], best_time(lambda line=line: ours(line), 1))
+    print("| line | seconds | ratio to full |\n|---|---|---|")
+    for line, seconds in times.items():
+        print(f"| `{line}` | {seconds:.2f} | {seconds / times['full']:.2f} |")
+    results = {
+        "kernel_s": kernel_time,
+        "svd_s": rival_time,
+        "speedup": rival_time / kernel_time,
+        "difference": difference,
+        "peak_extra_mb": extra / 2**20,
+        "lines_s": times,
+        "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    print("\n" + json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
