@@ -10,7 +10,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig
 from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.kernel import SliceStats, merge_slices
-from coram_hf.geometry.slices import chunks, load, new_buffer, store
+from coram_hf.geometry.slices import chunks, load, new_buffer, row_blocks, store
 from coram_hf.geometry.spread import spread_order
 
 
@@ -22,7 +22,10 @@ def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | 
             "balance needs the update norms of the whole model; use CoramMerger, "
             "or scale the experts yourself and pass balance=None"
         )
-    return merge_update(base, experts, config)[0].add_(base)
+    merged, _ = merge_update(base, experts, config)
+    for rows in row_blocks(base):
+        merged[rows] += base[rows]
+    return merged
 
 
 def merge_update(
