@@ -7,7 +7,7 @@ setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,mergekit]'
 	touch $@
 
 example: setup
@@ -28,6 +28,7 @@ style: setup
 
 bench: setup
 	$(BIN)/python examples/benchmarks/kernel.py
+	$(BIN)/python examples/benchmarks/baselines.py --hidden 512
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -112,11 +112,12 @@ def _unchanged(relative: Mapping[str, float]) -> str:
 
 
 def _warnings(relative: Mapping[str, float], D: float, config: CoramConfig) -> list[str]:
+    by_rule = config.lam_source == "rule"
     if math.isinf(D):
-        return [f"{_unchanged(relative)} and the kappa rule does not apply"]
+        return [_unchanged(relative) + (" and the kappa rule does not apply" if by_rule else "")]
     warnings = []
     low, high = UNEXPLORED_DISPERSION
-    if low < D < high and config.kappa is None and config.lam is None:
+    if low < D < high and by_rule:
         warnings.append(
             f"dispersion D = {D:.2f} lies between {low:g} and {high:g}, where the paper has no base: "
             f"kappa = {kappa_rule(D, config.dispersion_threshold):g} is an extrapolation; "

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -128,6 +128,16 @@ class CoramConfig:
         if self.residual is not None:
             line += f".{self.residual}"
         return line if self.slice_height == DEFAULT_HEIGHT else f"{line} (h={self.slice_height})"
+
+    @property
+    def residual_lines(self) -> tuple[str, ...]:
+        """The lines that differ from this one in the residual pathway only."""
+        return tuple(replace(self, residual=residual).line for residual in get_args(Residual))
+
+    @property
+    def lam_source(self) -> str:
+        """How lambda comes about: "given", "kappa" (a given kappa) or "rule" (kappa from D)."""
+        return "given" if self.lam is not None else "kappa" if self.kappa is not None else "rule"
 
     def expert_weights(self, n_experts: int) -> tuple[float, ...]:
         """w_i for N experts, summing to 1."""

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import partial
 
-import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from coram_hf.amplitude import Amplitude, contraction, measure_amplitude, require_coefficient
+from coram_hf.amplitude import require_coefficient
+from coram_hf.baselines.residual import merge_residual
+from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
+from coram_hf.engine import Engine, Experts, logger
 from coram_hf.errors import MergeError
-from coram_hf.geometry import SliceStats, merge_update, update_dtype
-from coram_hf.report import MergePlan, MergeReport, library_versions
+from coram_hf.geometry import SliceStats, merge_update
+from coram_hf.report import MergePlan
 from coram_hf.result import MergeResult
 from coram_hf.sinks import ModelSink
-from coram_hf.sources import open_models
-from coram_hf.survey import Survey, take_survey
-from coram_hf.targets import Target, find_targets
-
-logger = logging.getLogger(__name__)
 
 
 class CoramMerger:
@@ -41,134 +35,81 @@ class CoramMerger:
     def __init__(
         self,
         base: PreTrainedModel,
-        experts: Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel],
+        experts: Experts,
         config: CoramConfig | None = None,
         *,
         progress: bool = True,
     ) -> None:
         self.config = config or CoramConfig()
-        self.progress = progress
-        self._model = base
-        self._models = open_models(base, experts)
-        self._targets = find_targets(base, self.config.target_modules)
-        self.config.expert_weights(len(self._models.experts))
+        self._engine = Engine(base, experts, self.config, self.config.line, progress)
 
     def inspect(self) -> MergePlan:
         """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""
-        amplitude = self._amplitude
-        targets = {target.name for target in self._targets}
-        others = [name for name in self._models.base if name not in targets]
-        return MergePlan(
-            line=self.config.line,
-            targets=tuple(target.name for target in self._targets),
-            residual=(),
-            kept=tuple(others),
-            relative_updates=amplitude.relative_updates,
-            balance_factors=amplitude.factors,
-            dispersion=amplitude.dispersion,
-            unbalanced_dispersion=amplitude.unbalanced_dispersion,
-            kappa=amplitude.kappa,
-            lam=amplitude.coefficient(self.config, c_rms=None),
-            outside_share=self._survey.outside_share(),
-            warnings=amplitude.warnings,
+        engine = self._engine
+        warnings = list(engine.amplitude.warnings)
+        left_behind = engine.survey.total_outside_share()
+        if self.config.residual is None and left_behind > 0:
+            warnings.append(
+                f"{left_behind:.1%} of the experts' update norm lies outside the target matrices and stays "
+                f"at the base; the lines {', '.join(self.config.residual_lines)} would carry it"
+            )
+        return engine.plan(
+            residual=engine.outside if self.config.residual else [],
+            lam=engine.amplitude.coefficient(self.config, c_rms=None),
+            warnings=warnings,
         )
 
     def merge(self, *, keep_update: bool = True) -> MergeResult:
-        """Merge every target matrix and amplify: W* = W_0 + lambda (W_merge - W_0).
+        """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
 
         `keep_update=False` forgets each update once it is written, so that the result cannot be
         reassembled by `with_lambda`; with `scale="c_rms"` all are held until lambda is known.
         """
-        amplitude = self._amplitude
-        require_coefficient(amplitude, self.config)
-        for warning in amplitude.warnings:
+        engine = self._engine
+        plan = self.inspect()
+        require_coefficient(engine.amplitude, self.config)
+        for warning in plan.warnings:
             logger.warning(warning)
 
-        lam = amplitude.coefficient(self.config, c_rms=None)
-        sink = ModelSink(self._model)
+        sink = ModelSink(engine.base)
         updates: dict[str, Tensor] = {}
         stats = SliceStats()
-        for target in tqdm(self._targets, desc=f"merging {self.config.line}", disable=not self.progress):
-            base, experts = self._models.tensors(target.name)
-            update, target_stats = self._merge_target(target, base, experts)
-            stats += target_stats
-            if lam is not None:
-                sink.write(target.name, base, update, lam)
-            if keep_update or lam is None:
-                updates[target.name] = update
+        for name in engine.track(plan.targets, "targets"):
+            update = engine.new_update(name, partial(self._merge_matrix, stats))
+            if plan.lam is not None:
+                sink.write(name, engine.models.base[name], update, plan.lam)
+            if keep_update or plan.lam is None:
+                updates[name] = update
 
-        c_rms = self._contraction(stats)
+        lam = plan.lam
         if lam is None:
-            lam = amplitude.coefficient(self.config, c_rms)
+            lam = engine.amplitude.coefficient(self.config, engine.contraction(stats.squared_norm))
             if lam is None:
                 raise MergeError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
             for name, update in updates.items():
-                sink.write(name, self._models.base[name], update, lam)
-        report = self._report(lam, c_rms, stats)
-        return MergeResult(sink.model, report, self._models.base, updates if keep_update else None)
+                sink.write(name, engine.models.base[name], update, lam)
 
-    def _merge_target(self, target: Target, base: Tensor, experts: list[Tensor]) -> tuple[Tensor, SliceStats]:
-        """The geometric update of one parameter, matrix by matrix, in the parameter's own layout."""
-        update = torch.empty_like(base, dtype=update_dtype(base))
-        factors = list(self._amplitude.factors.values())
-        stats = SliceStats()
-        for out, origin, *others in zip(
-            target.matrices(update),
-            target.matrices(base),
-            *(target.matrices(expert) for expert in experts),
-            strict=True,
-        ):
-            stats += merge_update(origin, others, self.config, factors=factors, out=out)[1]
-        return update, stats
+        for name in engine.track(plan.residual, "residual"):
+            rho = engine.new_update(name, self._merge_residual)
+            sink.write(name, engine.models.base[name], rho)
 
-    @cached_property
-    def _survey(self) -> Survey:
-        targets = [target.name for target in self._targets]
-        outside = [
-            name
-            for name, tensor in self._models.base.items()
-            if tensor.is_floating_point() and name not in set(targets)
-        ]
-        return take_survey(self._models, targets, outside)
-
-    @cached_property
-    def _amplitude(self) -> Amplitude:
-        return measure_amplitude(self._survey.targets, self.config)
-
-    def _contraction(self, stats: SliceStats) -> float | None:
-        norms = [
-            self._amplitude.factors[name] * square**0.5
-            for name, square in self._survey.targets.updates.items()
-        ]
-        return contraction(norms, stats.squared_norm**0.5)
-
-    def _report(self, lam: float, c_rms: float | None, stats: SliceStats) -> MergeReport:
-        amplitude = self._amplitude
-        source = "given" if self.config.lam is not None else "rule" if self.config.kappa is None else "kappa"
-        return MergeReport(
-            line=self.config.line,
+        report = engine.report(
+            plan,
+            method="coram",
             config=self.config.to_dict(),
-            n_experts=len(self._models.experts),
-            slice_height=self.config.slice_height,
-            dispersion=amplitude.dispersion,
-            unbalanced_dispersion=amplitude.unbalanced_dispersion,
-            relative_updates=amplitude.relative_updates,
-            balance_factors=amplitude.factors,
-            kappa=amplitude.kappa,
             lam=lam,
-            lam_source=source,
-            sqrt_n=amplitude.sqrt_n,
-            c_rms=c_rms,
-            counts={
-                "targets": len(self._targets),
-                "slices": stats.slices,
-                "det_flips": stats.det_flips,
-                "near_pi": stats.near_pi,
-                "svd_fallbacks": stats.svd_fallbacks,
-                "frameless": stats.frameless,
-            },
-            outside_share=self._survey.outside_share(),
-            left_at_base=self._survey.total_outside_share(),
-            warnings=amplitude.warnings,
-            versions=library_versions(),
+            lam_source=self.config.lam_source,
+            slice_height=self.config.slice_height,
+            stats=stats,
         )
+        return MergeResult(sink.model, report, engine.models.base, updates if keep_update else None)
+
+    def _merge_matrix(
+        self, stats: SliceStats, name: str, base: Tensor, experts: list[Tensor], out: Tensor
+    ) -> None:
+        stats += merge_update(base, experts, self.config, factors=self._engine.factors, out=out)[1]
+
+    def _merge_residual(self, name: str, base: Tensor, experts: list[Tensor], out: Tensor) -> None:
+        assert self.config.residual is not None
+        updates = Updates(base, experts, self._engine.weights, self._engine.factors, name)
+        out.copy_(merge_residual(updates, self.config.residual))

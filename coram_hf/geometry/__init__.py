@@ -2,6 +2,6 @@
 
 from coram_hf.geometry.kernel import SliceStats
 from coram_hf.geometry.merge import merge_matrix, merge_update, update_dtype
-from coram_hf.geometry.norms import squared_norms
+from coram_hf.geometry.norms import squared_norm, squared_norms
 
-__all__ = ["SliceStats", "merge_matrix", "merge_update", "squared_norms", "update_dtype"]
+__all__ = ["SliceStats", "merge_matrix", "merge_update", "squared_norm", "squared_norms", "update_dtype"]

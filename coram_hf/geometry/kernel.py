@@ -47,6 +47,10 @@ class SliceStats:
     svd_fallbacks: int = 0
     frameless: int = 0
 
+    def counts(self) -> dict[str, int]:
+        """The counts alone, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "squared_norm"}
+
     def __iadd__(self, other: SliceStats) -> SliceStats:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))

@@ -10,6 +10,11 @@ from torch import Tensor
 from coram_hf.geometry.slices import row_blocks
 
 
+def squared_norm(tensor: Tensor) -> float:
+    """|W|^2."""
+    return squared_norms(tensor, [])[0]
+
+
 def squared_norms(base: Tensor, experts: Sequence[Tensor]) -> tuple[float, list[float]]:
     """|W_0|^2 and |W_i - W_0|^2 of every expert, for tensors of any shape."""
     origin, *others = (t.detach().reshape(t.shape or 1) for t in (base, *experts))

@@ -26,26 +26,29 @@ LIBRARIES = (
 class MergeReport:
     """What was merged, how its amplitude was chosen, and what happened on the way.
 
+    method: "coram" or the name of a baseline; line: the paper's name of the configuration.
+    config: every option of the method. Lambda, kappa and the slice height are CORAM's alone.
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
     lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (given lambda).
-    counts: targets, slices, det_flips, near_pi, svd_fallbacks, frameless.
+    counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
     outside_share: per expert, the norm of its update outside the targets over that of all its update;
     left_at_base: the same for all experts together, as far as it was left at the base.
     """
 
+    method: str
     line: str
     config: dict[str, Any]
     n_experts: int
-    slice_height: int
+    slice_height: int | None
     dispersion: float
     unbalanced_dispersion: float
     relative_updates: dict[str, float]
     balance_factors: dict[str, float]
     kappa: float | None
-    lam: float
-    lam_source: str
+    lam: float | None
+    lam_source: str | None
     sqrt_n: float
     c_rms: float | None
     counts: dict[str, int]

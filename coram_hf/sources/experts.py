@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -93,3 +94,13 @@ def _check_same_tensors(base: LoadedModel, name: str, expert: LoadedModel) -> No
                 f"expert {name!r}, tensor {tensor!r}: dtype {other.dtype}, but the base has {weight.dtype}; "
                 "quantised weights must be dequantised before merging"
             )
+        if not weight.is_floating_point() and not _same_meaning(tensor, weight, other):
+            raise MergeError(
+                f"expert {name!r}, tensor {tensor!r}: its {other.dtype} values differ from the base's; "
+                "integer tensors are kept from the base, so the experts must agree with it"
+            )
+
+
+def _same_meaning(name: str, base: Tensor, expert: Tensor) -> bool:
+    """Whether two integer or bool tensors are interchangeable; counters of past batches always are."""
+    return name.endswith("num_batches_tracked") or torch.equal(base.cpu(), expert.cpu())

@@ -1,0 +1,73 @@
+"""The methods that CORAM is compared with, one file each, on plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from coram_hf.baselines.presets import MERGEBENCH_PRESETS, PAPER_PRESETS, PRESETS, Preset
+from coram_hf.baselines.registry import METHODS, Method, find_method
+from coram_hf.baselines.updates import Updates
+from coram_hf.config import normalized_weights
+
+if TYPE_CHECKING:
+    from coram_hf.result import MergeResult
+
+__all__ = [
+    "MERGEBENCH_PRESETS",
+    "METHODS",
+    "PAPER_PRESETS",
+    "PRESETS",
+    "Method",
+    "Preset",
+    "merge",
+    "merge_tensor",
+]
+
+
+def merge_tensor(
+    base: Tensor,
+    experts: Sequence[Tensor],
+    method: str,
+    *,
+    weights: Sequence[float] | None = None,
+    name: str = "",
+    **parameters: Any,
+) -> Tensor:
+    """One merged tensor, float64 for float64 input and float32 otherwise.
+
+    `name` is the tensor's name, for methods that draw random numbers.
+    """
+    chosen = find_method(method)
+    complete = chosen.complete(parameters)
+    if not experts:
+        raise ValueError("no experts: at least one is needed")
+    for i, expert in enumerate(experts):
+        if expert.shape != base.shape or not (expert.is_floating_point() and base.is_floating_point()):
+            raise ValueError(
+                f"expert {i} must be a floating tensor of shape {tuple(base.shape)} like the base, "
+                f"found {expert.dtype} {tuple(expert.shape)}"
+            )
+    shares = method_weights(weights, len(experts), complete)
+    updates = Updates(base, experts, shares, (1.0,) * len(experts), name)
+    return chosen.update(updates, **complete).add_(base)
+
+
+def merge(base: Any, experts: Sequence[Any] | Mapping[str, Any], method: str, **options: Any) -> MergeResult:
+    """Merge models by a baseline method, with the engine and the report of CoramMerger.
+
+    Options: `weights`, `balance`, `target_modules`, `progress`, and the parameters of the method.
+    """
+    from coram_hf.baseline_merger import BaselineMerger
+
+    return BaselineMerger(base, experts, method, **options).merge()
+
+
+def method_weights(
+    weights: Sequence[float] | None, n_experts: int, parameters: Mapping[str, Any]
+) -> tuple[float, ...]:
+    """w_i summing to 1, or as given for a method that is told not to normalise."""
+    normalized = normalized_weights(weights, n_experts)
+    return normalized if weights is None or parameters.get("normalize", True) else tuple(weights)

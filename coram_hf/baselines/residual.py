@@ -1,0 +1,21 @@
+"""The residual pathway: how tensors outside the target matrices, and OrthoMerge's left-overs, are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from coram_hf.baselines.linear import linear
+from coram_hf.baselines.ties import ties
+from coram_hf.baselines.tsvm import tsvm
+from coram_hf.baselines.updates import Updates
+from coram_hf.config import Residual
+
+_PATHWAYS: dict[Residual, Callable[[Updates], Tensor]] = {"ta": linear, "ties": ties, "tsvm": tsvm}
+
+
+def merge_residual(updates: Updates, residual: Residual, scale: float | None = None) -> Tensor:
+    """rho: the mean (`ta`), TIES at density 0.2 (`ties`) or TSV-M (`tsvm`), times `scale` (default 1)."""
+    merged = _PATHWAYS[residual](updates)
+    return merged if scale is None else merged.mul_(scale)

@@ -1,0 +1,61 @@
+"""One tensor of the base and of its experts, seen as the updates that a Euclidean method combines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coram_hf.geometry.merge import update_dtype
+from coram_hf.geometry.slices import row_blocks
+
+
+@dataclass(frozen=True)
+class Updates:
+    """tau_i = f_i (W_i - W_0) of one tensor, made on demand in float32 (float64 for float64 weights).
+
+    weights: w_i, summing to 1; factors: the balance factors f_i.
+    name: tells tensors apart where a method draws random numbers.
+    thresholds: per expert, the magnitude below which a global trim drops entries.
+    """
+
+    base: Tensor
+    experts: Sequence[Tensor]
+    weights: tuple[float, ...]
+    factors: tuple[float, ...]
+    name: str = ""
+    thresholds: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, deltas: Sequence[Tensor], like: Updates) -> Updates:
+        """Updates that are already differences, with the weights and the name of `like`."""
+        origin = deltas[0].new_zeros(()).expand(deltas[0].shape)
+        return cls(origin, deltas, like.weights, (1.0,) * len(deltas), like.name, like.thresholds)
+
+    def __len__(self) -> int:
+        return len(self.experts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return update_dtype(self.base)
+
+    def tau(self, i: int, rows: slice = slice(None)) -> Tensor:
+        """f_i (W_i - W_0), or some of its rows."""
+        dtype, device = self.dtype, self.base.device
+        base, expert = (t.reshape(t.shape or 1)[rows] for t in (self.base, self.experts[i]))
+        update = expert.to(device, dtype) - base.to(dtype)
+        return update if self.factors[i] == 1 else update.mul_(self.factors[i])
+
+    def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """All tau_i, a block of rows at a time."""
+        for rows in row_blocks(self.base):
+            yield rows, [self.tau(i, rows) for i in range(len(self))]
+
+    def empty(self) -> Tensor:
+        """A new tensor for the merged update, at least 1-D; `shaped` gives it the tensor's own shape."""
+        return self.base.new_empty(self.base.shape or 1, dtype=self.dtype)
+
+    def shaped(self, update: Tensor) -> Tensor:
+        return update.reshape(self.base.shape)

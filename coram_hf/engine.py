@@ -1,0 +1,135 @@
+"""What every merge of loaded models shares: the parts of the model, the survey, the plan and the report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from coram_hf.amplitude import Amplitude, contraction, measure_amplitude
+from coram_hf.config import CoramConfig
+from coram_hf.geometry import SliceStats, update_dtype
+from coram_hf.report import MergePlan, MergeReport, library_versions
+from coram_hf.sources import open_models
+from coram_hf.survey import Survey, take_survey
+from coram_hf.targets import find_targets
+
+logger = logging.getLogger("coram_hf")
+
+Experts = Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel]
+MergeOne = Callable[[str, Tensor, list[Tensor], Tensor], None]
+"""Merge one matrix or tensor: (name, base, experts, where the update goes)."""
+
+
+class Engine:
+    """The models of one merge, cut into target matrices, other floating tensors, and the rest.
+
+    The base and the experts are read, never changed. Their weights must not change between the
+    first use of the engine and the end of the merge: what the survey measures is remembered.
+    """
+
+    def __init__(
+        self, base: PreTrainedModel, experts: Experts, config: CoramConfig, label: str, progress: bool
+    ) -> None:
+        self.base = base
+        self.config = config
+        self.label = label
+        self.progress = progress
+        self.models = open_models(base, experts)
+        self.weights = config.expert_weights(len(self.models.experts))
+        self.targets = {target.name: target for target in find_targets(base, config.target_modules)}
+        others = {name: tensor for name, tensor in self.models.base.items() if name not in self.targets}
+        self.outside = [name for name, tensor in others.items() if tensor.is_floating_point()]
+        self.frozen = [name for name, tensor in others.items() if not tensor.is_floating_point()]
+
+    @cached_property
+    def survey(self) -> Survey:
+        return take_survey(self.models, self.targets, self.outside)
+
+    @cached_property
+    def amplitude(self) -> Amplitude:
+        return measure_amplitude(self.survey.targets, self.config)
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Balance factors f_i, in expert order."""
+        return tuple(self.amplitude.factors.values())
+
+    def track(self, names: Iterable[str], what: str) -> Iterable[str]:
+        """The names, behind a progress bar."""
+        return tqdm(list(names), desc=f"{self.label}: {what}", disable=not self.progress)
+
+    def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
+        """The update of one parameter, in its own layout, merged matrix by matrix if it is a target."""
+        base, experts = self.models.tensors(name)
+        update = torch.empty_like(base, dtype=update_dtype(base))
+        target = self.targets.get(name)
+        if target is None:
+            merge_one(name, base, experts, update)
+            return update
+        stacked = zip(*(target.matrices(t) for t in (update, base, *experts)), strict=True)
+        for i, (out, origin, *others) in enumerate(stacked):
+            merge_one(name if base.ndim == 2 else f"{name}[{i}]", origin, others, out)
+        return update
+
+    def contraction(self, merged_square: float) -> float | None:
+        """c_RMS of a merge whose target update has the given squared norm."""
+        squares = self.survey.targets.updates
+        norms = [factor * square**0.5 for factor, square in zip(self.factors, squares.values(), strict=True)]
+        return contraction(norms, merged_square**0.5)
+
+    def plan(self, *, residual: Sequence[str], lam: float | None, warnings: Sequence[str]) -> MergePlan:
+        amplitude = self.amplitude
+        return MergePlan(
+            line=self.label,
+            targets=tuple(self.targets),
+            residual=tuple(residual),
+            kept=tuple(name for name in (*self.outside, *self.frozen) if name not in set(residual)),
+            relative_updates=amplitude.relative_updates,
+            balance_factors=amplitude.factors,
+            dispersion=amplitude.dispersion,
+            unbalanced_dispersion=amplitude.unbalanced_dispersion,
+            kappa=amplitude.kappa,
+            lam=lam,
+            outside_share=self.survey.outside_share(),
+            warnings=tuple(warnings),
+        )
+
+    def report(
+        self,
+        plan: MergePlan,
+        *,
+        method: str,
+        config: Mapping[str, Any],
+        lam: float | None,
+        lam_source: str | None,
+        slice_height: int | None,
+        stats: SliceStats,
+    ) -> MergeReport:
+        return MergeReport(
+            method=method,
+            line=plan.line,
+            config=dict(config),
+            n_experts=len(self.models.experts),
+            slice_height=slice_height,
+            dispersion=plan.dispersion,
+            unbalanced_dispersion=plan.unbalanced_dispersion,
+            relative_updates=plan.relative_updates,
+            balance_factors=plan.balance_factors,
+            kappa=plan.kappa,
+            lam=lam,
+            lam_source=lam_source,
+            sqrt_n=self.amplitude.sqrt_n,
+            c_rms=self.contraction(stats.squared_norm),
+            counts={"targets": len(plan.targets), "residual": len(plan.residual), **stats.counts()},
+            outside_share=plan.outside_share,
+            left_at_base=0.0 if plan.residual else self.survey.total_outside_share(),
+            warnings=plan.warnings,
+            versions=library_versions(),
+        )
