@@ -15,6 +15,9 @@ KAPPA_HIGH_DISPERSION = 0.5
 UNEXPLORED_DISPERSION = (3.5, 16.0)
 """The paper has four bases with D <= 3.5, one with D = 16, and none in between."""
 
+FOREIGN_UPDATE = 0.7
+"""Relative update above which an expert was hardly fine-tuned from this base; unrelated weights have 1.4."""
+
 
 @dataclass(frozen=True)
 class UpdateNorms:
@@ -112,6 +115,12 @@ def _unchanged(relative: Mapping[str, float]) -> str:
 
 
 def _warnings(relative: Mapping[str, float], D: float, config: CoramConfig) -> list[str]:
+    foreign = [f"{name!r} (r = {r:.2f})" for name, r in relative.items() if r >= FOREIGN_UPDATE]
+    if foreign:
+        return [
+            f"expert {', '.join(foreign)} differs from the base by about as much as unrelated weights do: "
+            "the experts do not seem to share this base"
+        ]
     by_rule = config.lam_source == "rule"
     if math.isinf(D):
         return [_unchanged(relative) + (" and the kappa rule does not apply" if by_rule else "")]

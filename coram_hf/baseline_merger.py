@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -13,11 +13,12 @@ from coram_hf.baselines.registry import find_method
 from coram_hf.baselines.ties import global_cuts
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import Balance, CoramConfig
-from coram_hf.engine import Engine, Experts, logger
+from coram_hf.engine import Engine, logger
 from coram_hf.geometry import SliceStats, squared_norm
+from coram_hf.options import MergeOptions
 from coram_hf.report import MergePlan
 from coram_hf.result import MergeResult
-from coram_hf.sinks import ModelSink
+from coram_hf.sources import Experts
 
 
 class BaselineMerger:
@@ -33,15 +34,17 @@ class BaselineMerger:
         balance: Balance | None = None,
         target_modules: str | Sequence[str] | None = None,
         keep_update: bool = False,
-        progress: bool = True,
-        **parameters: Any,
+        **others: Any,
     ) -> None:
+        """`others` are the parameters of the method, and any of `MergeOptions`."""
+        options = {key: value for key, value in others.items() if key in MergeOptions.__annotations__}
+        parameters = {key: value for key, value in others.items() if key not in options}
         self.method = find_method(method)
         self.parameters = self.method.complete(parameters)
         self.options = {"weights": weights, "balance": balance, "target_modules": target_modules}
         self.keep_update = keep_update
         config = CoramConfig.from_dict({**self.options, "lam": 1.0})
-        self._engine = Engine(base, experts, config, method, progress)
+        self._engine = Engine(base, experts, config, method, cast(MergeOptions, options))
         self._weights = method_weights(config.weights, len(self._engine.weights), self.parameters)
 
     def inspect(self) -> MergePlan:
@@ -55,11 +58,11 @@ class BaselineMerger:
         for warning in plan.warnings:
             logger.warning(warning)
         self._cuts = self._global_cuts()
-        sink = ModelSink(engine.base)
+        sink = engine.new_sink()
         stats, updates = SliceStats(), {}
         for name in engine.track((*plan.targets, *plan.residual), "tensors"):
             update = engine.new_update(name, self._merge_tensor)
-            sink.write(name, engine.models.base[name], update)
+            sink.write(name, engine.models.tensors(name)[0], update)
             if name in engine.targets:
                 stats.squared_norm += squared_norm(update)
             if self.keep_update:
@@ -72,8 +75,9 @@ class BaselineMerger:
             lam_source=None,
             slice_height=None,
             stats=stats,
+            sink=sink,
         )
-        return MergeResult(sink.model, report, engine.models.base, updates if self.keep_update else None)
+        return MergeResult(sink.model, report, engine.origin(), updates if self.keep_update else None)
 
     def _merge_tensor(self, name: str, base: Tensor, experts: list[Tensor], out: Tensor) -> None:
         updates = Updates(base, experts, self._weights, self._engine.factors, name, self._cuts)

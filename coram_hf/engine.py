@@ -15,14 +15,19 @@ from transformers import PreTrainedModel
 from coram_hf.amplitude import Amplitude, contraction, measure_amplitude
 from coram_hf.config import CoramConfig
 from coram_hf.geometry import SliceStats, update_dtype
+from coram_hf.options import MergeOptions, check_options, output_dtype
 from coram_hf.report import MergePlan, MergeReport, library_versions
-from coram_hf.sources import open_models
+from coram_hf.result import Origin
+from coram_hf.sinks import ModelSink
+from coram_hf.sources import Experts, open_models
 from coram_hf.survey import Survey, take_survey
 from coram_hf.targets import find_targets
 
 logger = logging.getLogger("coram_hf")
 
-Experts = Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel]
+NOTABLE_ROUNDING = 0.25
+"""Share of the update's norm above which a loss by rounding is worth a warning."""
+
 MergeOne = Callable[[str, Tensor, list[Tensor], Tensor], None]
 """Merge one matrix or tensor: (name, base, experts, where the update goes)."""
 
@@ -35,15 +40,25 @@ class Engine:
     """
 
     def __init__(
-        self, base: PreTrainedModel, experts: Experts, config: CoramConfig, label: str, progress: bool
+        self, base: PreTrainedModel, experts: Experts, config: CoramConfig, label: str, options: MergeOptions
     ) -> None:
-        self.base = base
+        check_options(options)
         self.config = config
         self.label = label
-        self.progress = progress
-        self.models = open_models(base, experts)
+        self.progress = options.get("progress", True)
+        self.dtype = output_dtype(options.get("dtype"))
+        self.trust_remote_code = options.get("trust_remote_code", False)
+        self.models = open_models(
+            base,
+            experts,
+            vocabulary=options.get("vocabulary", "base"),
+            tokenizer=options.get("tokenizer"),
+            expert_tokenizers=options.get("expert_tokenizers"),
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.base = self.models.base.model
         self.weights = config.expert_weights(len(self.models.experts))
-        self.targets = {target.name: target for target in find_targets(base, config.target_modules)}
+        self.targets = {target.name: target for target in find_targets(self.base, config.target_modules)}
         others = {name: tensor for name, tensor in self.models.base.items() if name not in self.targets}
         self.outside = [name for name, tensor in others.items() if tensor.is_floating_point()]
         self.frozen = [name for name, tensor in others.items() if not tensor.is_floating_point()]
@@ -64,6 +79,19 @@ class Engine:
     def track(self, names: Iterable[str], what: str) -> Iterable[str]:
         """The names, behind a progress bar."""
         return tqdm(list(names), desc=f"{self.label}: {what}", disable=not self.progress)
+
+    def new_sink(self) -> ModelSink:
+        """A model to write into, with the rows of new tokens in place."""
+        vocabulary = self.models.vocabulary
+        sink = ModelSink(self.base, self.dtype, vocabulary.size if vocabulary.grows else None)
+        if vocabulary.grows:
+            for name in vocabulary.tensors:
+                sink.keep(name, self.models.tensors(name)[0])
+        return sink
+
+    def origin(self) -> Origin:
+        """What a result keeps of its inputs: base weights, and where tokenizer and processor are."""
+        return Origin(self.models, self.trust_remote_code)
 
     def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
         """The update of one parameter, in its own layout, merged matrix by matrix if it is a target."""
@@ -98,7 +126,10 @@ class Engine:
             kappa=amplitude.kappa,
             lam=lam,
             outside_share=self.survey.outside_share(),
-            warnings=tuple(warnings),
+            tied=tuple(self.models.base.tied),
+            sizes={name: tensor.numel() for name, tensor in self.models.base.items()},
+            vocabulary={name: dict(counts) for name, counts in self.models.vocabulary.counts.items()},
+            warnings=(*self.models.warnings, *warnings),
         )
 
     def report(
@@ -111,7 +142,16 @@ class Engine:
         lam_source: str | None,
         slice_height: int | None,
         stats: SliceStats,
+        sink: ModelSink,
     ) -> MergeReport:
+        """The record of a finished merge; a rounding loss that matters is added to its warnings."""
+        warnings = list(plan.warnings)
+        if sink.rounding_loss > NOTABLE_ROUNDING:
+            warnings.append(
+                f"rounding to {sink.model.dtype} lost {sink.rounding_loss:.0%} of the merged update; "
+                'dtype="float32" would keep it'
+            )
+            logger.warning(warnings[-1])
         return MergeReport(
             method=method,
             line=plan.line,
@@ -130,6 +170,8 @@ class Engine:
             counts={"targets": len(plan.targets), "residual": len(plan.residual), **stats.counts()},
             outside_share=plan.outside_share,
             left_at_base=0.0 if plan.residual else self.survey.total_outside_share(),
-            warnings=plan.warnings,
+            rounding_loss=sink.rounding_loss,
+            vocabulary=plan.vocabulary,
+            warnings=tuple(warnings),
             versions=library_versions(),
         )

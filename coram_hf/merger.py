@@ -6,17 +6,19 @@ from functools import partial
 
 from torch import Tensor
 from transformers import PreTrainedModel
+from typing_extensions import Unpack
 
 from coram_hf.amplitude import require_coefficient
 from coram_hf.baselines.residual import merge_residual
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
-from coram_hf.engine import Engine, Experts, logger
+from coram_hf.engine import Engine, logger
 from coram_hf.errors import MergeError
 from coram_hf.geometry import SliceStats, merge_update
+from coram_hf.options import MergeOptions
 from coram_hf.report import MergePlan
 from coram_hf.result import MergeResult
-from coram_hf.sinks import ModelSink
+from coram_hf.sources import Experts
 
 
 class CoramMerger:
@@ -29,7 +31,7 @@ class CoramMerger:
         base: the model that all experts were fine-tuned from.
         experts: a list of models, or a dict name -> model.
         config: what to do; the default is the paper's `full` line under its kappa rule.
-        progress: show a progress bar over the target matrices.
+        options: vocabulary, tokenizers, dtype, trust_remote_code, progress; see `MergeOptions`.
     """
 
     def __init__(
@@ -37,11 +39,10 @@ class CoramMerger:
         base: PreTrainedModel,
         experts: Experts,
         config: CoramConfig | None = None,
-        *,
-        progress: bool = True,
+        **options: Unpack[MergeOptions],
     ) -> None:
         self.config = config or CoramConfig()
-        self._engine = Engine(base, experts, self.config, self.config.line, progress)
+        self._engine = Engine(base, experts, self.config, self.config.line, options)
 
     def inspect(self) -> MergePlan:
         """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""
@@ -71,13 +72,13 @@ class CoramMerger:
         for warning in plan.warnings:
             logger.warning(warning)
 
-        sink = ModelSink(engine.base)
+        sink = engine.new_sink()
         updates: dict[str, Tensor] = {}
         stats = SliceStats()
         for name in engine.track(plan.targets, "targets"):
             update = engine.new_update(name, partial(self._merge_matrix, stats))
             if plan.lam is not None:
-                sink.write(name, engine.models.base[name], update, plan.lam)
+                sink.write(name, engine.models.tensors(name)[0], update, plan.lam)
             if keep_update or plan.lam is None:
                 updates[name] = update
 
@@ -87,11 +88,11 @@ class CoramMerger:
             if lam is None:
                 raise MergeError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
             for name, update in updates.items():
-                sink.write(name, engine.models.base[name], update, lam)
+                sink.write(name, engine.models.tensors(name)[0], update, lam)
 
         for name in engine.track(plan.residual, "residual"):
             rho = engine.new_update(name, self._merge_residual)
-            sink.write(name, engine.models.base[name], rho)
+            sink.write(name, engine.models.tensors(name)[0], rho)
 
         report = engine.report(
             plan,
@@ -101,8 +102,9 @@ class CoramMerger:
             lam_source=self.config.lam_source,
             slice_height=self.config.slice_height,
             stats=stats,
+            sink=sink,
         )
-        return MergeResult(sink.model, report, engine.models.base, updates if keep_update else None)
+        return MergeResult(sink.model, report, engine.origin(), updates if keep_update else None)
 
     def _merge_matrix(
         self, stats: SliceStats, name: str, base: Tensor, experts: list[Tensor], out: Tensor

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,21 @@ from transformers import PreTrainedModel
 from coram_hf.errors import MergeError
 from coram_hf.report import MergeReport
 from coram_hf.sinks import ModelSink
-from coram_hf.sources.loaded import LoadedModel
+from coram_hf.sources import Models
+from coram_hf.sources.companions import companion_files, companion_folder
+from coram_hf.sources.quantized import stored_quantized
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a merged model came from: the models, and whether their custom code may be copied."""
+
+    models: Models
+    trust_remote_code: bool
 
 
 class MergeResult:
-    """A merged model in the base's class and dtype, with the report of its merge.
+    """A merged model in the base's class, with the report of its merge.
 
     The kept geometric update costs 4 bytes a target parameter (8 for float64 models); merge with
     `keep_update=False` to do without it, and without `with_lambda`.
@@ -26,12 +37,12 @@ class MergeResult:
         self,
         model: PreTrainedModel,
         report: MergeReport,
-        base: LoadedModel,
+        origin: Origin,
         updates: dict[str, Tensor] | None,
     ) -> None:
         self.model = model
         self.report = report
-        self._base = base
+        self._origin = origin
         self._updates = updates
 
     def with_lambda(self, lam: float) -> MergeResult:
@@ -40,11 +51,25 @@ class MergeResult:
             raise MergeError("the geometric update was not kept; merge with keep_update=True")
         sink = ModelSink(self.model)
         for name, update in self._updates.items():
-            sink.write(name, self._base[name], update, lam)
-        report = replace(self.report, lam=lam, lam_source="given")
-        return MergeResult(sink.model, report, self._base, self._updates)
+            sink.write(name, self._origin.models.tensors(name)[0], update, lam)
+        report = replace(self.report, lam=lam, lam_source="given", rounding_loss=sink.rounding_loss)
+        return MergeResult(sink.model, report, self._origin, self._updates)
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        """Write the model as `PreTrainedModel.save_pretrained` does, and coram_report.json beside it."""
+        """Write all that is needed to run the model, and coram_report.json beside it.
+
+        Options go to `PreTrainedModel.save_pretrained`. Tokenizer, chat template and processor files are
+        the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
+        """
+        folder = Path(folder)
+        base = self._origin.models.base.model
+        if stored_quantized(base) is not None:
+            options.setdefault("save_original_format", False)
         self.model.save_pretrained(folder, **options)
+        source = companion_folder(base)
+        if source is not None and source.resolve() != folder.resolve():
+            for path in companion_files(source, self._origin.trust_remote_code):
+                shutil.copyfile(path, folder / path.name)
+        if self._origin.models.vocabulary.tokenizer is not None:
+            self._origin.models.vocabulary.tokenizer.save_pretrained(folder)
         self.report.save(folder)

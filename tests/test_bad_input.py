@@ -114,7 +114,7 @@ def test_things_that_are_not_models(models, what):
 
 @pytest.mark.parametrize("pattern", ["nothing_like_this", ("nothing",)])
 def test_targets_that_match_nothing(models, pattern):
-    refuse(*models, "found nothing for .*all-linear", CoramConfig(target_modules=pattern))
+    refuse(*models, "found no match for .*all-linear", CoramConfig(target_modules=pattern))
 
 
 def test_target_modules_select(models):

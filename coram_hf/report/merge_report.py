@@ -35,6 +35,8 @@ class MergeReport:
     counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
     outside_share: per expert, the norm of its update outside the targets over that of all its update;
     left_at_base: the same for all experts together, as far as it was left at the base.
+    rounding_loss: |error of rounding to the model's dtype| / |update|, over all that was written.
+    vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     """
 
     method: str
@@ -54,6 +56,8 @@ class MergeReport:
     counts: dict[str, int]
     outside_share: dict[str, float]
     left_at_base: float
+    rounding_loss: float
+    vocabulary: dict[str, dict[str, int]]
     warnings: tuple[str, ...]
     versions: dict[str, str]
 

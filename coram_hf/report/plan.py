@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -17,6 +19,8 @@ class MergePlan:
     targets: tuple[str, ...]
     residual: tuple[str, ...]
     kept: tuple[str, ...]
+    tied: tuple[str, ...]
+    sizes: Mapping[str, int]
     relative_updates: dict[str, float]
     balance_factors: dict[str, float]
     dispersion: float
@@ -24,4 +28,40 @@ class MergePlan:
     kappa: float | None
     lam: float | None
     outside_share: dict[str, float]
+    vocabulary: dict[str, dict[str, int]]
     warnings: tuple[str, ...]
+
+    @property
+    def parameter_counts(self) -> dict[str, int]:
+        """How many numbers are target, residual and kept; tied names share theirs with another tensor."""
+        parts = {"target": self.targets, "residual": self.residual, "kept": self.kept}
+        return {part: sum(self.sizes[name] for name in names) for part, names in parts.items()}
+
+    @property
+    def patterns(self) -> dict[str, int]:
+        """The target names with layer numbers replaced by *, and how many targets each stands for."""
+        found: dict[str, int] = {}
+        for name in self.targets:
+            pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+            found[pattern] = found.get(pattern, 0) + 1
+        return found
+
+    def __str__(self) -> str:
+        counts = self.parameter_counts
+        tensors = {"target": self.targets, "residual": self.residual, "kept": self.kept}
+        lines = [
+            f"{self.line}: D {self.dispersion:.3g}, kappa {_known(self.kappa)}, lambda {_known(self.lam)}",
+            *(
+                f"  {part}: {len(names)} tensors, {counts[part]:,} parameters"
+                for part, names in tensors.items()
+            ),
+            f"  tied: {len(self.tied)} names" + (f" ({', '.join(self.tied)})" if self.tied else ""),
+            *(f"  {count} x {pattern}" for pattern, count in self.patterns.items()),
+            *(f"  r({name}) = {r:.4g}" for name, r in self.relative_updates.items()),
+            *(f"  warning: {warning}" for warning in self.warnings),
+        ]
+        return "\n".join(lines)
+
+
+def _known(value: float | None) -> str:
+    return "not known yet" if value is None else f"{value:.4g}"

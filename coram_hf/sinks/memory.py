@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor
@@ -12,15 +13,41 @@ from coram_hf.geometry.slices import row_blocks
 
 
 class ModelSink:
-    """A copy of `model` to write merged tensors into; the original is left alone, tied weights stay tied."""
+    """A copy of `model` to write merged tensors into; the original is left alone, tied weights stay tied.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    `dtype` is that of the copy's parameters (buffers keep theirs); `vocabulary_size` resizes its
+    embeddings. What rounding to that dtype takes from the updates is measured on the way.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype | None = None, vocabulary_size: int | None = None
+    ) -> None:
         self.model = copy.deepcopy(model)
+        if vocabulary_size is not None:
+            self.model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
+        if dtype is not None:
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(dtype)
         self._tensors = self.model.state_dict()
+        self._moved = self._lost = 0.0
 
     def write(self, name: str, base: Tensor, update: Tensor, coefficient: float = 1.0) -> None:
         """W_0 + coefficient * update, summed in float64 and rounded once to the model's dtype."""
         out, origin, delta = (t.reshape(t.shape or 1) for t in (self._tensors[name], base, update))
         for rows in row_blocks(out):
-            wide = origin[rows].to("cpu", torch.float64)
-            out[rows] = torch.add(wide, delta[rows].to("cpu"), alpha=coefficient)
+            wide, change = origin[rows].to("cpu", torch.float64), delta[rows].to("cpu", torch.float64)
+            total = torch.add(wide, change, alpha=coefficient)
+            rounded = total.to(out.dtype)
+            out[rows] = rounded.to(out.device)
+            self._moved += (coefficient * float(change.norm())) ** 2
+            self._lost += float((total - rounded.double()).norm()) ** 2
+
+    def keep(self, name: str, base: Tensor) -> None:
+        """W_0, where the copy does not hold it already: rows of new tokens."""
+        self._tensors[name].copy_(base)
+
+    @property
+    def rounding_loss(self) -> float:
+        """|rounding error| / |update| over all that was written."""
+        return math.sqrt(self._lost / self._moved) if self._moved else 0.0

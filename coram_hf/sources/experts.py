@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import MergeError
+from coram_hf.sources.companions import find_tokenizer
 from coram_hf.sources.loaded import LoadedModel
+from coram_hf.sources.quantized import dequantized
+from coram_hf.sources.vocabulary import Policy, Vocabulary, match_vocabularies
+
+Experts = Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel]
 
 
 @dataclass(frozen=True)
 class Models:
-    """A base and the named experts fine-tuned from it, tensor by tensor."""
+    """A base and the named experts fine-tuned from it, tensor by tensor, rows of vocabularies lined up."""
 
     base: LoadedModel
     experts: dict[str, LoadedModel]
+    vocabulary: Vocabulary
+    warnings: list[str] = field(default_factory=list)
 
     def tensors(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """One tensor of the base and of every expert."""
-        return self.base[name], [expert[name] for expert in self.experts.values()]
+        experts = {expert: weights[name] for expert, weights in self.experts.items()}
+        return self.vocabulary.align(name, self.base[name], experts)
 
 
 def open_models(
-    base: PreTrainedModel, experts: Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel]
+    base: PreTrainedModel,
+    experts: Experts,
+    *,
+    vocabulary: Policy = "base",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    expert_tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
+    trust_remote_code: bool = False,
 ) -> Models:
     """Name the experts and check that each has the base's architecture, tensors and shapes."""
     _require_model("the base", base)
@@ -38,11 +52,27 @@ def open_models(
         if not isinstance(name, str) or not name:
             raise MergeError(f"an expert's name must be a non-empty string, found {name!r}")
         _require_model(f"expert {name!r}", expert)
+    unknown = set(expert_tokenizers or ()) - set(named)
+    if unknown:
+        raise MergeError(
+            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; there are {list(named)}"
+        )
+
+    base = dequantized("the base", base)
+    named = {name: dequantized(f"expert {name!r}", expert) for name, expert in named.items()}
+    for name, expert in named.items():
+        _check_same_architecture(base, name, expert)
+    own = tokenizer or find_tokenizer(base, trust_remote_code)
+    theirs = {
+        name: (expert_tokenizers or {}).get(name) or find_tokenizer(expert, trust_remote_code)
+        for name, expert in named.items()
+    }
+    rows, warnings = match_vocabularies(base, named, vocabulary, own, theirs)
     source = LoadedModel(base)
     opened = {name: LoadedModel(expert) for name, expert in named.items()}
     for name, weights in opened.items():
-        _check_same_tensors(source, name, weights)
-    return Models(source, opened)
+        warnings += _check_same_tensors(source, name, weights, rows.tensors)
+    return Models(source, opened, rows, warnings)
 
 
 def _require_model(who: str, model: object) -> None:
@@ -68,14 +98,21 @@ def _name(base: PreTrainedModel, experts: Sequence[PreTrainedModel]) -> dict[str
     return named
 
 
-def _check_same_tensors(base: LoadedModel, name: str, expert: LoadedModel) -> None:
-    if expert.model_type != base.model_type:
+def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTrainedModel) -> None:
+    if expert.config.model_type != base.config.model_type:
         raise MergeError(
-            f"expert {name!r} is a {expert.class_name} ({expert.model_type}), but the base is a "
-            f"{base.class_name} ({base.model_type}); experts must be fine-tuned from the base"
+            f"expert {name!r} is a {type(expert).__name__} ({expert.config.model_type}), but the base is a "
+            f"{type(base).__name__} ({base.config.model_type}); experts must be fine-tuned from the base"
         )
-    for found, expected, what in ((expert, base, "lacks"), (base, expert, "has an extra")):
-        absent = [tensor for tensor in expected if tensor not in found]
+
+
+def _check_same_tensors(
+    base: LoadedModel, name: str, expert: LoadedModel, vocabulary: frozenset[str]
+) -> list[str]:
+    """Compare names, shapes and kinds of dtype; returns warnings about weights that only one side ties."""
+    lacking = [tensor for tensor in base if tensor not in expert and tensor not in expert.tied]
+    extra = [tensor for tensor in expert if tensor not in base and tensor not in base.tied]
+    for absent, what in ((lacking, "lacks"), (extra, "has an extra")):
         if absent:
             more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
             raise MergeError(
@@ -83,22 +120,31 @@ def _check_same_tensors(base: LoadedModel, name: str, expert: LoadedModel) -> No
                 f"and experts with the same class (base {base.class_name}, expert {expert.class_name})"
             )
     for tensor, weight in base.items():
-        other = expert[tensor]
-        if other.shape != weight.shape:
-            raise MergeError(
-                f"expert {name!r}, tensor {tensor!r}: shape {tuple(other.shape)}, "
-                f"but the base has {tuple(weight.shape)}"
-            )
-        if other.is_floating_point() != weight.is_floating_point():
-            raise MergeError(
-                f"expert {name!r}, tensor {tensor!r}: dtype {other.dtype}, but the base has {weight.dtype}; "
-                "quantised weights must be dequantised before merging"
-            )
-        if not weight.is_floating_point() and not _same_meaning(tensor, weight, other):
-            raise MergeError(
-                f"expert {name!r}, tensor {tensor!r}: its {other.dtype} values differ from the base's; "
-                "integer tensors are kept from the base, so the experts must agree with it"
-            )
+        _check_tensor(
+            f"expert {name!r}, tensor {tensor!r}", tensor, weight, expert[tensor], tensor in vocabulary
+        )
+    return [
+        f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
+        f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"
+        for alias in expert
+        if alias in base.tied and not torch.equal(expert[alias], expert[base.tied[alias]])
+    ]
+
+
+def _check_tensor(who: str, name: str, base: Tensor, expert: Tensor, one_row_a_token: bool) -> None:
+    shapes = (base.shape[1:], expert.shape[1:]) if one_row_a_token else (base.shape, expert.shape)
+    if shapes[0] != shapes[1]:
+        raise MergeError(f"{who}: shape {tuple(expert.shape)}, but the base has {tuple(base.shape)}")
+    if expert.is_floating_point() != base.is_floating_point():
+        raise MergeError(
+            f"{who}: dtype {expert.dtype}, but the base has {base.dtype}; "
+            "quantised weights must be dequantised before merging"
+        )
+    if not base.is_floating_point() and not _same_meaning(name, base, expert):
+        raise MergeError(
+            f"{who}: its {expert.dtype} values differ from the base's; "
+            "integer tensors are kept from the base, so the experts must agree with it"
+        )
 
 
 def _same_meaning(name: str, base: Tensor, expert: Tensor) -> bool:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 
 class LoadedModel(Mapping[str, Tensor]):
-    """Parameters and persistent buffers by name; a tied parameter appears once, under its first name."""
+    """Parameters and persistent buffers by name; a tied parameter appears once, under its first name.
+
+    `tied` maps the further names of tied parameters to their first one; they can be looked up, too.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        every_parameter = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        buffers = {k: v for k, v in model.state_dict().items() if k not in every_parameter}
+        self.model = model
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        every = dict(model.named_parameters(remove_duplicate=False))
+        buffers = {k: v for k, v in model.state_dict().items() if k not in every}
         self._tensors: dict[str, Tensor] = {k: p.detach() for k, p in model.named_parameters()} | buffers
-        self.model_type = model.config.model_type
+        self.tied = {k: first[id(p)] for k, p in every.items() if first[id(p)] != k}
         self.class_name = type(model).__name__
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        tensor = self._tensors[self.tied.get(name, name)]
+        return tensor.to(torch.float32) if _is_float8(tensor) else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def _is_float8(tensor: Tensor) -> bool:
+    """8-bit floats have no arithmetic in torch; float32 holds them exactly."""
+    return tensor.is_floating_point() and tensor.element_size() == 1

@@ -1,0 +1,66 @@
+"""What stands beside a checkpoint's weights: tokenizer, processor, chat template, custom code."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
+)
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+CODE_FILES = ("*.py",)
+
+logger = logging.getLogger("coram_hf")
+
+
+def companion_folder(model: PreTrainedModel) -> Path | None:
+    """The folder that a model was loaded from, or a download of its companion files, or None."""
+    origin, commit = model.name_or_path or "", _hub_commit(model)
+    if origin and Path(origin).is_dir():
+        return Path(origin)
+    if commit is None:
+        return None
+    try:
+        patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES]
+        return Path(snapshot_download(origin, revision=commit, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        logger.warning("no tokenizer or processor files of %s: %s", origin, str(error).partition("\n")[0])
+        return None
+
+
+def companion_files(folder: Path, with_code: bool) -> list[Path]:
+    """The companion files in a folder; Python files only where the user trusts them."""
+    patterns = (*TOKENIZER_FILES, *PROCESSOR_FILES, *(CODE_FILES if with_code else ()))
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(found)
+
+
+def find_tokenizer(model: PreTrainedModel, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a model's checkpoint, if there is one that loads."""
+    origin, commit = model.name_or_path or "", _hub_commit(model)
+    if not origin or (commit is None and not any(Path(origin).glob("tokenizer*"))):
+        return None
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            origin, trust_remote_code=trust_remote_code, **({} if commit is None else {"revision": commit})
+        )
+        return found
+    except (OSError, ValueError, ImportError) as error:
+        logger.warning("the tokenizer of %s does not load: %s", origin, str(error).partition("\n")[0])
+        return None
+
+
+def _hub_commit(model: PreTrainedModel) -> str | None:
+    """The commit of a model that was loaded from the Hub; transformers remembers it."""
+    return getattr(model.config, "_commit_hash", None)

@@ -1,0 +1,235 @@
+"""Experts with added tokens, resized or reordered embeddings, tied and untied heads."""
+
+import copy
+import json
+
+import pytest
+import torch
+from models import fine_tuned, tiny_llama
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf.baselines import merge
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+WORDS = [f"w{i}" for i in range(40)]
+
+
+def word_tokenizer(words, added=()):
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token=words[0])),
+        unk_token=words[0],
+    )
+    tokenizer.add_tokens(list(added))
+    return tokenizer
+
+
+def reordered(expert, order):
+    """The same expert with its embedding rows in another order."""
+    moved = copy.deepcopy(expert)
+    with torch.no_grad():
+        for name in (EMBED, HEAD):
+            moved.get_parameter(name).copy_(expert.get_parameter(name)[order])
+    return moved
+
+
+def with_tokens(base, tokenizer, added, seed):
+    """An expert of `base` with some added tokens and a resized, trained embedding."""
+    own = copy.deepcopy(tokenizer)
+    own.add_tokens(added)
+    expert = fine_tuned(base, 0.05, seed)
+    expert.resize_token_embeddings(max(len(own), base.config.vocab_size), mean_resizing=False)
+    generator = torch.Generator().manual_seed(seed + 100)
+    with torch.no_grad():
+        for name in (EMBED, HEAD):
+            weight = expert.get_parameter(name)
+            for token in added:
+                weight[own.get_vocab()[token]] = torch.randn(weight.shape[1], generator=generator)
+    return expert, own
+
+
+def weight(model, name):
+    return model.state_dict()[name].double()
+
+
+@pytest.fixture
+def base():
+    """40 tokens and 8 padding rows."""
+    return tiny_llama()
+
+
+def test_rows_are_matched_by_token_whatever_their_order(base):
+    tokenizer = word_tokenizer(WORDS)
+    experts = {f"e{i}": fine_tuned(base, 0.05, i) for i in range(2)}
+    plain = CoramMerger(base, experts, CoramConfig(residual="ta"), progress=False).merge()
+    order = torch.cat([torch.randperm(40, generator=torch.Generator().manual_seed(0)), torch.arange(40, 48)])
+    shuffled = {**experts, "e1": reordered(experts["e1"], order)}
+    theirs = {"e0": tokenizer, "e1": word_tokenizer([WORDS[i] for i in order[:40]])}
+    merger = CoramMerger(
+        base,
+        shuffled,
+        CoramConfig(residual="ta"),
+        tokenizer=tokenizer,
+        expert_tokenizers=theirs,
+        progress=False,
+    )
+    result = merger.merge()
+    for name in (EMBED, HEAD):
+        assert torch.equal(result.model.state_dict()[name], plain.model.state_dict()[name])
+    assert result.report.vocabulary["e1"] == {"matched": 48, "added": 0, "dropped": 0}
+    assert any("'e1'" in w and "by token" in w for w in result.report.warnings)
+
+
+def test_by_index_without_tokenizers(base):
+    larger = fine_tuned(base, 0.05, 0)
+    larger.resize_token_embeddings(56, mean_resizing=False)
+    smaller = fine_tuned(base, 0.05, 1)
+    smaller.resize_token_embeddings(44, mean_resizing=False)
+    experts = {"larger": larger, "smaller": smaller}
+    result = CoramMerger(base, experts, CoramConfig(residual="ta"), progress=False).merge()
+    for name in (EMBED, HEAD):
+        w0 = weight(base, name)
+        expected = w0 + (weight(larger, name)[:48] - w0) / 2
+        expected[:44] += (weight(smaller, name) - w0[:44]) / 2
+        torch.testing.assert_close(weight(result.model, name), expected, rtol=0, atol=1e-6)
+    assert result.report.vocabulary == {
+        "larger": {"matched": 48, "added": 0, "dropped": 8},
+        "smaller": {"matched": 44, "added": 0, "dropped": 0},
+    }
+    assert sum("by index" in w for w in result.report.warnings) == 2
+    assert result.model.config.vocab_size == 48
+
+
+@pytest.mark.parametrize("residual", [None, "ta", "ties", "tsvm"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_union_adds_every_new_token_as_the_mean_of_those_that_have_it(tmp_path, residual, tied):
+    base = tiny_llama(tie_word_embeddings=tied)
+    tokenizer = word_tokenizer(WORDS, added=[f"x{i}" for i in range(6)])
+    e0, t0 = with_tokens(base, tokenizer, ["<a>", "<b>", "<c>"], 0)
+    e1, t1 = with_tokens(base, tokenizer, ["<b>", "<d>"], 1)
+    merger = CoramMerger(
+        base,
+        {"e0": e0, "e1": e1},
+        CoramConfig(residual=residual),
+        vocabulary="union",
+        tokenizer=tokenizer,
+        expert_tokenizers={"e0": t0, "e1": t1},
+        progress=False,
+    )
+    result = merger.merge()
+    result.save_pretrained(tmp_path)
+    merged = AutoTokenizer.from_pretrained(tmp_path)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert len(merged) == 46 + 4 == model.config.vocab_size
+    assert model.get_input_embeddings().weight.shape[0] == 50
+    owners = {"<a>": [(e0, t0)], "<b>": [(e0, t0), (e1, t1)], "<c>": [(e0, t0)], "<d>": [(e1, t1)]}
+    for name in (EMBED, HEAD):
+        rows = weight(model, name)
+        assert (rows.norm(dim=1) > 0).all()
+        for token, having in owners.items():
+            mean = sum(weight(e, name)[t.get_vocab()[token]] for e, t in having) / len(having)
+            torch.testing.assert_close(rows[merged.get_vocab()[token]], mean, rtol=0, atol=1e-6)
+        if residual is None:
+            assert torch.equal(rows[:46], weight(base, name)[:46])
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert result.report.vocabulary["e0"]["added"] == 3
+    assert result.report.vocabulary["e1"] == {"matched": 46, "added": 2, "dropped": 0}
+    with torch.no_grad():
+        assert model(input_ids=torch.tensor([[merged.get_vocab()["<d>"]]])).logits.shape[-1] == 50
+
+
+def test_the_base_policy_drops_new_tokens_and_says_so(base):
+    tokenizer = word_tokenizer(WORDS)
+    expert, own = with_tokens(base, tokenizer, [f"<{i}>" for i in range(12)], 0)
+    options = {"tokenizer": tokenizer, "expert_tokenizers": {"e": own}, "progress": False}
+    result = merge(base, {"e": expert}, "linear", **options)
+    assert result.model.config.vocab_size == 48
+    assert result.report.vocabulary == {"e": {"matched": 40, "added": 0, "dropped": 12}}
+    torch.testing.assert_close(weight(result.model, EMBED)[:40], weight(expert, EMBED)[:40])
+    assert torch.equal(weight(result.model, EMBED)[40:], weight(base, EMBED)[40:])
+
+
+def test_tokenizers_beside_the_checkpoints_are_found(base, tmp_path):
+    tokenizer = word_tokenizer(WORDS)
+    order = torch.cat([torch.arange(40).flip(0), torch.arange(40, 48)])
+    expert = fine_tuned(base, 0.05, 0)
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    reordered(expert, order).save_pretrained(tmp_path / "expert")
+    word_tokenizer(WORDS[::-1]).save_pretrained(tmp_path / "expert")
+    loaded = [AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("base", "expert")]
+    result = merge(loaded[0], [loaded[1]], "linear", progress=False)
+    torch.testing.assert_close(weight(result.model, EMBED), weight(expert, EMBED))
+    result.save_pretrained(tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == tokenizer.get_vocab()
+
+
+def test_policies_that_cannot_work_say_why(base):
+    tokenizer = word_tokenizer(WORDS)
+    expert, own = with_tokens(base, tokenizer, [f"<{i}>" for i in range(12)], 0)
+    with pytest.raises(MergeError, match=r'another vocabulary than the base.*vocabulary="base" or "union"'):
+        CoramMerger(base, {"e": expert}, vocabulary="error")
+    with pytest.raises(MergeError, match='vocabulary="union" needs tokenizer='):
+        CoramMerger(base, {"e": expert}, vocabulary="union")
+    other = word_tokenizer([*WORDS[:39], "alien"])
+    with pytest.raises(MergeError, match=r"'e'.*'alien'.*trained apart"):
+        CoramMerger(
+            base, {"e": base}, vocabulary="union", tokenizer=tokenizer, expert_tokenizers={"e": other}
+        )
+    with pytest.raises(ValueError, match="valid: 'base', 'union', 'error'"):
+        CoramMerger(base, {"e": base}, vocabulary="all")
+    with pytest.raises(MergeError, match="no expert is called 'f'"):
+        CoramMerger(base, {"e": base}, expert_tokenizers={"f": own})
+    with pytest.raises(ValueError, match="unknown merge option 'vocabular'; did you mean 'vocabulary'"):
+        CoramMerger(base, {"e": base}, vocabular="base")
+
+
+def test_an_expert_that_untied_its_head_is_merged_on_the_bases_terms(tmp_path):
+    base = tiny_llama(tie_word_embeddings=True)
+    tied = fine_tuned(base, 0.05, 0)
+    untied = tiny_llama(tie_word_embeddings=False)
+    untied.load_state_dict(fine_tuned(base, 0.05, 1).state_dict())
+    with torch.no_grad():
+        untied.lm_head.weight.mul_(1.1)
+    result = CoramMerger(base, {"a": tied, "b": untied}, CoramConfig(residual="ta"), progress=False).merge()
+    assert any("'b'" in w and "'lm_head.weight'" in w and "tie" in w for w in result.report.warnings)
+    assert result.model.lm_head.weight is result.model.model.embed_tokens.weight
+    expected = (weight(tied, EMBED) + weight(untied, EMBED)) / 2
+    torch.testing.assert_close(weight(result.model, EMBED), expected, rtol=0, atol=1e-6)
+    result.save_pretrained(tmp_path)
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+
+
+def test_a_tied_expert_of_an_untied_base():
+    base = tiny_llama(tie_word_embeddings=False)
+    with torch.no_grad():
+        base.lm_head.weight.copy_(base.model.embed_tokens.weight)
+    expert = tiny_llama(tie_word_embeddings=True)
+    expert.load_state_dict(fine_tuned(base, 0.05, 0, only="embed").state_dict())
+    expert.tie_weights()
+    result = merge(base, [expert], "linear", progress=False)
+    assert result.model.lm_head.weight is not result.model.model.embed_tokens.weight
+    torch.testing.assert_close(weight(result.model, HEAD), weight(expert, EMBED))
+
+
+def test_the_plan_shows_the_parts():
+    base = tiny_llama(tie_word_embeddings=True)
+    plan = CoramMerger(
+        base, [fine_tuned(base, 0.05, 0)], CoramConfig(residual="ta"), progress=False
+    ).inspect()
+    assert plan.tied == ("lm_head.weight",)
+    assert plan.patterns["model.layers.*.self_attn.q_proj.weight"] == 2
+    counts = plan.parameter_counts
+    assert counts["kept"] == 0
+    assert counts["target"] + counts["residual"] == base.num_parameters()
+    text = str(plan)
+    assert "2 x model.layers.*.mlp.up_proj.weight" in text
+    assert "lm_head.weight" in text
+    assert f"{counts['target']:,}" in text
+    assert json.dumps(counts)
