@@ -8,3 +8,15 @@ from hypothesis import settings  # noqa: E402
 
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the README's table of architectures, with what this run found for each."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
+    rows = [(r.outcome, row) for r in reports for key, row in r.user_properties if key == "architecture"]
+    if rows:
+        terminalreporter.write_line(
+            "\n| architecture | class | targets | residual | status |\n|---|---|---|---|---|"
+        )
+        for outcome, row in sorted(rows, key=lambda found: found[1]):
+            terminalreporter.write_line(f"{row} {outcome} |")

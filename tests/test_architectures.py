@@ -1,5 +1,7 @@
 """Every architecture of the README's table: targets, merge, save, reload, forward."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import reference
@@ -9,14 +11,18 @@ from models import fine_tuned
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 
+README = Path(__file__).parent.parent / "README.md"
+
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_merge_save_reload_forward(name, tmp_path):
+def test_merge_save_reload_forward(name, tmp_path, record_property):
     architecture = ARCHITECTURES[name]
     base = architecture.build()
     experts = {f"e{i}": fine_tuned(base, 0.05, seed=i) for i in range(2)}
     merger = CoramMerger(base, experts, CoramConfig.from_line("full.ta"), progress=False)
     plan = merger.inspect()
+    row = f"| {name} | `{architecture.model.__name__}` | {len(plan.targets)} | {len(plan.residual)} |"
+    record_property("architecture", row)
     assert len(plan.targets) == architecture.targets, plan.targets
     result = merger.merge()
     result.save_pretrained(tmp_path / "merged")
@@ -29,6 +35,7 @@ def test_merge_save_reload_forward(name, tmp_path):
     torch.testing.assert_close(output, architecture.forward(result.model))
     for other in (base, *experts.values()):
         assert not torch.allclose(output, architecture.forward(other), atol=1e-5)
+    assert row in README.read_text(encoding="utf-8")
 
 
 def qwen_image_inputs():
