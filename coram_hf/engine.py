@@ -126,7 +126,7 @@ class Engine:
             kappa=amplitude.kappa,
             lam=lam,
             outside_share=self.survey.outside_share(),
-            tied=tuple(self.models.base.tied),
+            tied=self.models.base.tied,
             sizes={name: tensor.numel() for name, tensor in self.models.base.items()},
             vocabulary={name: dict(counts) for name, counts in self.models.vocabulary.counts.items()},
             warnings=(*self.models.warnings, *warnings),

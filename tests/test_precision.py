@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from models import fine_tuned, tiny_llama
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baselines import merge
@@ -195,3 +195,22 @@ def test_everything_needed_to_run_the_result_is_in_the_folder(tmp_path, trusted)
     }
     assert files == (wanted | {"modeling_custom.py"} if trusted else wanted)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").generation_config.temperature == 0.7
+
+
+@pytest.mark.parametrize("options", [{"load_in_4bit": True}, {"load_in_8bit": True}])
+def test_bitsandbytes_models_are_dequantised(tmp_path, options):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    quantised = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=BitsAndBytesConfig(**options)
+    )
+    held = quantised.get_parameter(Q).clone()
+    plan = CoramMerger(base, {"q": quantised, "e": fine_tuned(base, 0.05, 0)}, progress=False).inspect()
+    assert 0.001 < plan.relative_updates["q"] < 0.2
+    assert torch.equal(quantised.get_parameter(Q), held)
+    result = CoramMerger(quantised, {"e": fine_tuned(base, 0.05, 0)}, progress=False).merge()
+    result.save_pretrained(tmp_path / "merged")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert type(reloaded.get_submodule(Q.removesuffix(".weight"))) is torch.nn.Linear
+    assert torch.equal(reloaded.get_parameter(Q), result.model.get_parameter(Q))

@@ -223,10 +223,11 @@ def test_the_plan_shows_the_parts():
     plan = CoramMerger(
         base, [fine_tuned(base, 0.05, 0)], CoramConfig(residual="ta"), progress=False
     ).inspect()
-    assert plan.tied == ("lm_head.weight",)
+    assert plan.tied == {"lm_head.weight": EMBED}
     assert plan.patterns["model.layers.*.self_attn.q_proj.weight"] == 2
     counts = plan.parameter_counts
     assert counts["kept"] == 0
+    assert counts["tied"] == base.get_parameter(EMBED).numel()
     assert counts["target"] + counts["residual"] == base.num_parameters()
     text = str(plan)
     assert "2 x model.layers.*.mlp.up_proj.weight" in text

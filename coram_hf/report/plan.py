@@ -13,13 +13,14 @@ class MergePlan:
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
     equals the base (`dispersion` is infinite), and `scale="c_rms"` is measured during the merge.
+    `tied` maps further names of tied parameters to the one under which they are merged.
     """
 
     line: str
     targets: tuple[str, ...]
     residual: tuple[str, ...]
     kept: tuple[str, ...]
-    tied: tuple[str, ...]
+    tied: Mapping[str, str]
     sizes: Mapping[str, int]
     relative_updates: dict[str, float]
     balance_factors: dict[str, float]
@@ -33,9 +34,13 @@ class MergePlan:
 
     @property
     def parameter_counts(self) -> dict[str, int]:
-        """How many numbers are target, residual and kept; tied names share theirs with another tensor."""
-        parts = {"target": self.targets, "residual": self.residual, "kept": self.kept}
+        """How many numbers are target, residual and kept, and how many of them have a tied second name."""
+        parts = self._parts | {"tied": tuple(self.tied.values())}
         return {part: sum(self.sizes[name] for name in names) for part, names in parts.items()}
+
+    @property
+    def _parts(self) -> dict[str, tuple[str, ...]]:
+        return {"target": self.targets, "residual": self.residual, "kept": self.kept}
 
     @property
     def patterns(self) -> dict[str, int]:
@@ -48,14 +53,16 @@ class MergePlan:
 
     def __str__(self) -> str:
         counts = self.parameter_counts
-        tensors = {"target": self.targets, "residual": self.residual, "kept": self.kept}
         lines = [
             f"{self.line}: D {self.dispersion:.3g}, kappa {_known(self.kappa)}, lambda {_known(self.lam)}",
             *(
                 f"  {part}: {len(names)} tensors, {counts[part]:,} parameters"
-                for part, names in tensors.items()
+                for part, names in self._parts.items()
             ),
-            f"  tied: {len(self.tied)} names" + (f" ({', '.join(self.tied)})" if self.tied else ""),
+            *(
+                f"  tied: {name} = {first}, {self.sizes[first]:,} parameters"
+                for name, first in self.tied.items()
+            ),
             *(f"  {count} x {pattern}" for pattern, count in self.patterns.items()),
             *(f"  r({name}) = {r:.4g}" for name, r in self.relative_updates.items()),
             *(f"  warning: {warning}" for warning in self.warnings),
