@@ -58,19 +58,19 @@ def measure_amplitude(norms: UpdateNorms, config: CoramConfig) -> Amplitude:
     relative = norms.relative()
     factors = balance_factors(relative, config.balance)
     balanced = {name: factors[name] * r for name, r in relative.items()}
-    spread = dispersion(balanced)
+    D = dispersion(balanced)
     weights = config.expert_weights(len(relative))
     kappa = config.kappa
-    if kappa is None and math.isfinite(spread):
-        kappa = kappa_rule(spread, config.dispersion_threshold)
+    if kappa is None and math.isfinite(D):
+        kappa = kappa_rule(D, config.dispersion_threshold)
     return Amplitude(
         relative_updates=relative,
         factors=factors,
-        dispersion=spread,
+        dispersion=D,
         unbalanced_dispersion=dispersion(relative),
         kappa=kappa,
         sqrt_n=1 / math.sqrt(math.fsum(w * w for w in weights)),
-        warnings=tuple(_warnings(balanced, spread, config)),
+        warnings=tuple(_warnings(relative, D, config)),
     )
 
 
@@ -86,19 +86,22 @@ def kappa_rule(D: float, threshold: float) -> float:
 
 
 def balance_factors(relative: Mapping[str, float], balance: Balance | None) -> dict[str, float]:
-    """f_i for W_i <- W_0 + f_i dW_i with m the median r_i: `damp` min(1, m / r_i), `equal` m / r_i."""
-    if balance is None:
+    """f_i for W_i <- W_0 + f_i dW_i with m the median r_i: `damp` min(1, m / r_i), `equal` m / r_i.
+
+    Experts equal to the base have nothing to scale: their f_i is 1, and they do not enter the median.
+    """
+    changed = [r for r in relative.values() if r > 0]
+    if balance is None or not changed:
         return dict.fromkeys(relative, 1.0)
-    middle = median(relative.values())
+    middle = median(changed)
     factors = {name: middle / r if r > 0 else 1.0 for name, r in relative.items()}
     return {name: min(1.0, f) for name, f in factors.items()} if balance == "damp" else factors
 
 
 def contraction(update_norms: Sequence[float], merged_norm: float) -> float | None:
-    """c_RMS = RMS_i |dW_i| / |dW_merge|; None when the merged update vanishes."""
-    if merged_norm == 0:
-        return None
-    return math.sqrt(math.fsum(n * n for n in update_norms) / len(update_norms)) / merged_norm
+    """c_RMS = RMS_i |dW_i| / |dW_merge|; None when either vanishes."""
+    rms = math.sqrt(math.fsum(n * n for n in update_norms) / len(update_norms))
+    return rms / merged_norm if rms > 0 and merged_norm > 0 else None
 
 
 def require_coefficient(amplitude: Amplitude, config: CoramConfig) -> None:

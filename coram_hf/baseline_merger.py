@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from coram_hf.baselines import method_weights
 from coram_hf.baselines.registry import find_method
 from coram_hf.baselines.ties import global_cuts
 from coram_hf.baselines.updates import Updates
-from coram_hf.config import Balance, CoramConfig
+from coram_hf.config import Balance, CoramConfig, check_names
 from coram_hf.engine import Engine, logger
 from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.options import MergeOptions
@@ -37,40 +38,46 @@ class BaselineMerger:
         **others: Any,
     ) -> None:
         """`others` are the parameters of the method, and any of `MergeOptions`."""
+        self.method = find_method(method)
+        shared = [*MergeOptions.__annotations__, "weights", "balance", "target_modules", "keep_update"]
+        check_names(others, [*self.method.defaults, *shared], f"option of {method}")
         options = {key: value for key, value in others.items() if key in MergeOptions.__annotations__}
         parameters = {key: value for key, value in others.items() if key not in options}
-        self.method = find_method(method)
         self.parameters = self.method.complete(parameters)
-        self.options = {"weights": weights, "balance": balance, "target_modules": target_modules}
         self.keep_update = keep_update
-        config = CoramConfig.from_dict({**self.options, "lam": 1.0})
-        self._engine = Engine(base, experts, config, method, cast(MergeOptions, options))
-        self._weights = method_weights(config.weights, len(self._engine.weights), self.parameters)
+        self.config = CoramConfig.from_dict(
+            {"weights": weights, "balance": balance, "target_modules": target_modules, "lam": 1.0}
+        )
+        self._engine = Engine(
+            base, experts, self.config, method, cast(MergeOptions, options), need_targets=False
+        )
+        self._weights = method_weights(self.config.weights, len(self._engine.weights), self.parameters)
 
     def inspect(self) -> MergePlan:
         """Check every weight and say what the merge will do."""
         engine = self._engine
-        return engine.plan(residual=engine.outside, lam=None, warnings=engine.amplitude.warnings)
+        return engine.plan(residual=engine.outside, kappa=None, lam=None, warnings=engine.amplitude.warnings)
 
     def merge(self) -> MergeResult:
         """Merge tensor by tensor; targets are merged as matrices, whatever their layout."""
         engine, plan = self._engine, self.inspect()
         for warning in plan.warnings:
             logger.warning(warning)
-        self._cuts = self._global_cuts()
+        merge_one = partial(self._merge_tensor, self._global_cuts())
         sink = engine.new_sink()
         stats, updates = SliceStats(), {}
         for name in engine.track((*plan.targets, *plan.residual), "tensors"):
-            update = engine.new_update(name, self._merge_tensor)
+            update = engine.new_update(name, merge_one)
             sink.write(name, engine.models.tensors(name)[0], update)
-            if name in engine.targets:
+            if name in engine.targets or not engine.targets:
                 stats.squared_norm += squared_norm(update)
             if self.keep_update:
                 updates[name] = update
         report = engine.report(
             plan,
             method=self.method.name,
-            config={**self.options, **self.parameters},
+            config={**self._shared_options(), **self.parameters},
+            kappa=None,
             lam=None,
             lam_source=None,
             slice_height=None,
@@ -79,9 +86,15 @@ class BaselineMerger:
         )
         return MergeResult(sink.model, report, engine.origin(), updates if self.keep_update else None)
 
-    def _merge_tensor(self, name: str, base: Tensor, experts: list[Tensor], out: Tensor) -> None:
-        updates = Updates(base, experts, self._weights, self._engine.factors, name, self._cuts)
-        out.copy_(self.method.update(updates, **self.parameters))
+    def _shared_options(self) -> dict[str, Any]:
+        values = self.config.to_dict()
+        return {key: values[key] for key in ("weights", "balance", "target_modules")}
+
+    def _merge_tensor(
+        self, cuts: tuple[float, ...] | None, name: str, base: Tensor, experts: list[Tensor], out: Tensor
+    ) -> None:
+        updates = Updates(base, experts, self._weights, self._engine.factors, name, cuts)
+        out.copy_(self.method(updates, self.parameters))
 
     def _global_cuts(self) -> tuple[float, ...] | None:
         """Magnitude cuts over all tensors of each expert, where the method trims globally."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -72,13 +73,15 @@ class CoramConfig:
     def __post_init__(self) -> None:
         for name, (choices, optional) in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices, optional)
-        if type(self.slice_height) is not int or self.slice_height < 1:
+        if not isinstance(self.slice_height, Integral) or self.slice_height is True or self.slice_height < 1:
             raise ValueError(f"slice_height must be a positive integer, found {self.slice_height!r}")
-        _check_number("kappa", self.kappa, above=0.0)
-        _check_number("lam", self.lam)
-        _check_number("dispersion_threshold", self.dispersion_threshold, above=0.0)
+        if self.kappa is not None:
+            check_number("kappa", self.kappa, above=0.0)
+        if self.lam is not None:
+            check_number("lam", self.lam)
+        check_number("dispersion_threshold", self.dispersion_threshold, above=0.0)
         if self.weights is not None:
-            object.__setattr__(self, "weights", _check_weights(self.weights))
+            object.__setattr__(self, "weights", check_weights(self.weights))
         if self.target_modules is not None:
             object.__setattr__(self, "target_modules", _check_targets(self.target_modules))
 
@@ -95,26 +98,20 @@ class CoramConfig:
     @classmethod
     def from_line(cls, line: str, **options: Any) -> CoramConfig:
         """A config from the paper's name for it, e.g. `SS(ca+ave,variance).ties` or `full (h=16)`."""
-        match = _LINE.fullmatch(line.strip())
+        match = _LINE.fullmatch(line.strip()) if isinstance(line, str) else None
         if match is None:
             raise ValueError(f"cannot read the line {line!r}; {_GRAMMAR}")
-        spread, residual, height = match["mode"], match["residual"], match["height"]
         branch, conflict = _read_core(match["spread_core"] or match["core"], line)
-        if spread is not None:
-            _check_choice("spread", spread, get_args(Spread), False)
-        if residual is not None:
-            _check_choice("residual", residual, get_args(Residual), False)
-        values = {
-            "branch": branch,
-            "conflict": conflict,
-            "spread": spread,
-            "residual": residual,
-            "slice_height": int(height or DEFAULT_HEIGHT),
-        }
-        repeated = values.keys() & options.keys()
+        stated = {"branch": branch, "conflict": conflict}
+        for name, value in (("spread", match["mode"]), ("residual", match["residual"])):
+            if value is not None:
+                _check_choice(name, value, _CHOICES[name][0], False)
+                stated[name] = value
+        height = {"slice_height": int(match["height"])} if match["height"] else {}
+        repeated = (stated.keys() | height.keys()) & options.keys()
         if repeated:
             raise ValueError(f"{', '.join(sorted(repeated))}: already given by the line {line!r}")
-        return cls.from_dict(values | options)
+        return cls.from_dict({**stated, **height, **options})
 
     @property
     def line(self) -> str:
@@ -163,10 +160,33 @@ def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple
     """w_i summing to 1: uniform for None; the number of weights must be that of the experts."""
     if weights is None:
         return (1 / n_experts,) * n_experts
-    if len(weights) != n_experts:
-        raise ValueError(f"weights: found {len(weights)} for {n_experts} experts; give one an expert")
-    total = math.fsum(weights)
-    return tuple(w / total for w in weights)
+    numbers = check_weights(weights)
+    if len(numbers) != n_experts:
+        raise ValueError(f"weights: found {len(numbers)} for {n_experts} experts; give one an expert")
+    total = math.fsum(numbers)
+    return tuple(w / total for w in numbers)
+
+
+def check_number(name: str, value: object, above: float = -math.inf) -> None:
+    """Raise unless the value is a finite number above a bound."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not above < float(value) < math.inf:
+        expected = "a finite number" + (f" above {above:g}" if above > -math.inf else "")
+        raise ValueError(f"{name} must be {expected}, found {value!r}")
+
+
+def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
+    """Expert weights as floats: finite, not negative, not all zero."""
+    if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
+        raise ValueError(f"weights must be a list of numbers in expert order, found {weights!r}")
+    given = tuple(weights)
+    for weight in given:
+        check_number("weights", weight)
+        if weight < 0:
+            raise ValueError(f"weights must not be negative, found {weight!r}")
+    numbers = tuple(float(weight) for weight in given)
+    if not math.fsum(numbers) > 0:
+        raise ValueError(f"weights must not all be zero, found {numbers!r}")
+    return numbers
 
 
 _LINE = re.compile(
@@ -198,29 +218,8 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...], optional: 
     raise ValueError(f"{name}: unknown value {value!r}; valid: {valid}")
 
 
-def _check_number(name: str, value: object, above: float = -math.inf) -> None:
-    if value is None and name != "dispersion_threshold":
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
-        expected = "a finite number" + (f" above {above:g}" if above > -math.inf else "")
-        raise ValueError(f"{name} must be {expected}, found {value!r}")
-
-
-def _check_weights(weights: Sequence[float]) -> tuple[float, ...]:
-    if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
-        raise ValueError(f"weights must be a list of numbers in expert order, found {weights!r}")
-    numbers = tuple(weights)
-    for weight in numbers:
-        _check_number("weights", weight)
-        if weight < 0:
-            raise ValueError(f"weights must not be negative, found {weight!r}")
-    if not math.fsum(numbers) > 0:
-        raise ValueError(f"weights must not all be zero, found {numbers!r}")
-    return numbers
-
-
 def _check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
-    patterns = (targets,) if isinstance(targets, str) else tuple(targets)
+    patterns = (targets,) if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
     if not patterns or not all(isinstance(p, str) and p for p in patterns):
         raise ValueError(f"target_modules must be a regex or a list of names, found {targets!r}")
     if not isinstance(targets, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from coram_hf.amplitude import Amplitude, contraction, measure_amplitude
+from coram_hf.amplitude import Amplitude, UpdateNorms, contraction, measure_amplitude
 from coram_hf.config import CoramConfig
 from coram_hf.geometry import SliceStats, update_dtype
 from coram_hf.options import MergeOptions, check_options, output_dtype
@@ -40,7 +40,14 @@ class Engine:
     """
 
     def __init__(
-        self, base: PreTrainedModel, experts: Experts, config: CoramConfig, label: str, options: MergeOptions
+        self,
+        base: PreTrainedModel,
+        experts: Experts,
+        config: CoramConfig,
+        label: str,
+        options: MergeOptions,
+        *,
+        need_targets: bool = True,
     ) -> None:
         check_options(options)
         self.config = config
@@ -58,7 +65,8 @@ class Engine:
         )
         self.base = self.models.base.model
         self.weights = config.expert_weights(len(self.models.experts))
-        self.targets = {target.name: target for target in find_targets(self.base, config.target_modules)}
+        found = find_targets(self.base, config.target_modules, required=need_targets)
+        self.targets = {target.name: target for target in found}
         others = {name: tensor for name, tensor in self.models.base.items() if name not in self.targets}
         self.outside = [name for name, tensor in others.items() if tensor.is_floating_point()]
         self.frozen = [name for name, tensor in others.items() if not tensor.is_floating_point()]
@@ -69,7 +77,12 @@ class Engine:
 
     @cached_property
     def amplitude(self) -> Amplitude:
-        return measure_amplitude(self.survey.targets, self.config)
+        return measure_amplitude(self.measured, self.config)
+
+    @property
+    def measured(self) -> UpdateNorms:
+        """The norms that D and c_RMS come from: the targets', or all where a baseline has no targets."""
+        return self.survey.targets if self.targets else self.survey.outside
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -93,26 +106,34 @@ class Engine:
         """What a result keeps of its inputs: base weights, and where tokenizer and processor are."""
         return Origin(self.models, self.trust_remote_code)
 
-    def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
-        """The update of one parameter, in its own layout, merged matrix by matrix if it is a target."""
+    def matrices(self, name: str, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor, list[Tensor]]]:
+        """(name, part of out, base, experts) for every matrix of a target; other tensors come whole."""
         base, experts = self.models.tensors(name)
-        update = torch.empty_like(base, dtype=update_dtype(base))
         target = self.targets.get(name)
         if target is None:
-            merge_one(name, base, experts, update)
-            return update
-        stacked = zip(*(target.matrices(t) for t in (update, base, *experts)), strict=True)
-        for i, (out, origin, *others) in enumerate(stacked):
-            merge_one(name if base.ndim == 2 else f"{name}[{i}]", origin, others, out)
+            yield name, out, base, experts
+            return
+        stacked = zip(*(target.matrices(t) for t in (out, base, *experts)), strict=True)
+        for i, (part, origin, *others) in enumerate(stacked):
+            yield name if base.ndim == 2 else f"{name}[{i}]", part, origin, others
+
+    def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
+        """The update of one parameter, in its own layout."""
+        base, _ = self.models.tensors(name)
+        update = torch.empty_like(base, dtype=update_dtype(base))
+        for part, out, origin, others in self.matrices(name, update):
+            merge_one(part, origin, others, out)
         return update
 
     def contraction(self, merged_square: float) -> float | None:
         """c_RMS of a merge whose target update has the given squared norm."""
-        squares = self.survey.targets.updates
+        squares = self.measured.updates
         norms = [factor * square**0.5 for factor, square in zip(self.factors, squares.values(), strict=True)]
         return contraction(norms, merged_square**0.5)
 
-    def plan(self, *, residual: Sequence[str], lam: float | None, warnings: Sequence[str]) -> MergePlan:
+    def plan(
+        self, *, residual: Sequence[str], kappa: float | None, lam: float | None, warnings: Sequence[str]
+    ) -> MergePlan:
         amplitude = self.amplitude
         return MergePlan(
             line=self.label,
@@ -123,7 +144,7 @@ class Engine:
             balance_factors=amplitude.factors,
             dispersion=amplitude.dispersion,
             unbalanced_dispersion=amplitude.unbalanced_dispersion,
-            kappa=amplitude.kappa,
+            kappa=kappa,
             lam=lam,
             outside_share=self.survey.outside_share(),
             tied=self.models.base.tied,
@@ -138,6 +159,7 @@ class Engine:
         *,
         method: str,
         config: Mapping[str, Any],
+        kappa: float | None,
         lam: float | None,
         lam_source: str | None,
         slice_height: int | None,
@@ -162,7 +184,7 @@ class Engine:
             unbalanced_dispersion=plan.unbalanced_dispersion,
             relative_updates=plan.relative_updates,
             balance_factors=plan.balance_factors,
-            kappa=plan.kappa,
+            kappa=kappa,
             lam=lam,
             lam_source=lam_source,
             sqrt_n=self.amplitude.sqrt_n,

@@ -14,18 +14,20 @@ from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine, logger
 from coram_hf.errors import MergeError
-from coram_hf.geometry import SliceStats, merge_update
+from coram_hf.geometry import SliceStats, merge_rows, merge_update
 from coram_hf.options import MergeOptions
 from coram_hf.report import MergePlan
 from coram_hf.result import MergeResult
+from coram_hf.sinks import ModelSink
 from coram_hf.sources import Experts
 
 
 class CoramMerger:
     """Merge experts that were fine-tuned from one base, by CORAM.
 
-    The base and the experts are read, never changed. Memory beyond them: the result, its kept
-    update, and a working buffer of some 20 MB.
+    The base and the experts are read, never changed. Memory beyond them: the result, the kept update
+    (4 bytes a target parameter, none with `keep_update=False`), and some tens of megabytes; a residual
+    pathway also needs a few times its largest tensor.
 
     Args:
         base: the model that all experts were fine-tuned from.
@@ -41,6 +43,10 @@ class CoramMerger:
         config: CoramConfig | None = None,
         **options: Unpack[MergeOptions],
     ) -> None:
+        if config is not None and not isinstance(config, CoramConfig):
+            raise MergeError(
+                f"config must be a CoramConfig, found {config!r}; CoramConfig.from_line(...) reads a line"
+            )
         self.config = config or CoramConfig()
         self._engine = Engine(base, experts, self.config, self.config.line, options)
 
@@ -56,6 +62,7 @@ class CoramMerger:
             )
         return engine.plan(
             residual=engine.outside if self.config.residual else [],
+            kappa=engine.amplitude.kappa,
             lam=engine.amplitude.coefficient(self.config, c_rms=None),
             warnings=warnings,
         )
@@ -75,14 +82,15 @@ class CoramMerger:
         sink = engine.new_sink()
         updates: dict[str, Tensor] = {}
         stats = SliceStats()
-        for name in engine.track(plan.targets, "targets"):
-            update = engine.new_update(name, partial(self._merge_matrix, stats))
-            if plan.lam is not None:
-                sink.write(name, engine.models.tensors(name)[0], update, plan.lam)
-            if keep_update or plan.lam is None:
-                updates[name] = update
-
         lam = plan.lam
+        for name in engine.track(plan.targets, "targets"):
+            if lam is not None and not keep_update:
+                self._merge_into(sink, name, lam, stats)
+                continue
+            updates[name] = engine.new_update(name, partial(self._merge_matrix, stats))
+            if lam is not None:
+                sink.write(name, engine.models.tensors(name)[0], updates[name], lam)
+
         if lam is None:
             lam = engine.amplitude.coefficient(self.config, engine.contraction(stats.squared_norm))
             if lam is None:
@@ -98,6 +106,7 @@ class CoramMerger:
             plan,
             method="coram",
             config=self.config.to_dict(),
+            kappa=plan.kappa,
             lam=lam,
             lam_source=self.config.lam_source,
             slice_height=self.config.slice_height,
@@ -105,6 +114,14 @@ class CoramMerger:
             sink=sink,
         )
         return MergeResult(sink.model, report, engine.origin(), updates if keep_update else None)
+
+    def _merge_into(self, sink: ModelSink, name: str, lam: float, stats: SliceStats) -> None:
+        """Merge one target straight into the result, a chunk of rows at a time."""
+        out = sink.tensor(name)
+        for _, target, base, experts in self._engine.matrices(name, out):
+            for merged in merge_rows(base, experts, self.config, factors=self._engine.factors):
+                sink.write_rows(target, base, merged.rows, merged.update, lam)
+                stats += merged.stats
 
     def _merge_matrix(
         self, stats: SliceStats, name: str, base: Tensor, experts: list[Tensor], out: Tensor

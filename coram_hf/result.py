@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.config import check_number
 from coram_hf.errors import MergeError
 from coram_hf.report import MergeReport
 from coram_hf.sinks import ModelSink
@@ -46,13 +47,23 @@ class MergeResult:
         self._updates = updates
 
     def with_lambda(self, lam: float) -> MergeResult:
-        """The same merge reassembled at another coefficient, W_0 + lam * update, as a new model."""
+        """The same merge reassembled at another coefficient, W_0 + lam * update, as a new model.
+
+        The base is read again, so it must still hold the weights that were merged.
+        """
+        check_number("lam", lam)
         if self._updates is None:
             raise MergeError("the geometric update was not kept; merge with keep_update=True")
         sink = ModelSink(self.model)
         for name, update in self._updates.items():
             sink.write(name, self._origin.models.tensors(name)[0], update, lam)
-        report = replace(self.report, lam=lam, lam_source="given", rounding_loss=sink.rounding_loss)
+        report = replace(
+            self.report,
+            config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
+            lam=lam,
+            lam_source="given",
+            rounding_loss=sink.rounding_loss,
+        )
         return MergeResult(sink.model, report, self._origin, self._updates)
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:

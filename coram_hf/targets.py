@@ -35,7 +35,7 @@ class Target:
 
 
 def find_targets(
-    model: PreTrainedModel, target_modules: str | tuple[str, ...] | None = None
+    model: PreTrainedModel, target_modules: str | tuple[str, ...] | None = None, *, required: bool = True
 ) -> tuple[Target, ...]:
     """The target parameters of a model, in the order of its modules; tied parameters appear once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -46,7 +46,7 @@ def find_targets(
         for weight, transposed in _projections(module)
         if id(weight) in names and weight.is_floating_point()
     }
-    if not targets:
+    if not targets and (required or target_modules is not None):
         sought = "attention or MLP projections" if target_modules is None else f"match for {target_modules!r}"
         raise MergeError(
             f"found no {sought} in {type(model).__name__}; name the modules to merge with target_modules=, "

@@ -112,6 +112,15 @@ def test_things_that_are_not_models(models, what):
     refuse(base, {"odd": what}, "expert 'odd' is a .*PreTrainedModel")
 
 
+@pytest.mark.parametrize("experts", [None, 3, "folder", tiny_llama()])
+def test_experts_must_be_a_collection(models, experts):
+    refuse(models[0], experts, "pass a list of models or a dict")
+
+
+def test_the_config_must_be_one(models):
+    refuse(*models, r"config must be a CoramConfig, found 'full'.*from_line", "full")
+
+
 @pytest.mark.parametrize("pattern", ["nothing_like_this", ("nothing",)])
 def test_targets_that_match_nothing(models, pattern):
     refuse(*models, "found no match for .*all-linear", CoramConfig(target_modules=pattern))

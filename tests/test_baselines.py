@@ -11,7 +11,6 @@ from models import fine_tuned, snapshot, tiny_llama
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baselines import METHODS, PRESETS, merge, merge_tensor
-from coram_hf.baselines.linalg import leading_svd, polar
 from coram_hf.baselines.orthomerge import cayley, inverse_cayley, procrustes
 
 SHAPES = {
@@ -41,7 +40,7 @@ def agree(shape, expected_of, method, dtype, **parameters):
     expected = expected_of(w0, experts)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-6
     error = np.linalg.norm(np.asarray(merged.double()) - expected)
-    assert error <= tolerance * np.linalg.norm(expected)
+    assert error <= tolerance * np.linalg.norm(expected - w0)
 
 
 @pytest.fixture(params=list(SHAPES))
@@ -163,27 +162,100 @@ def test_orthomerge_of_degenerate_matrices():
     assert merge_tensor(base, [zeros, *others], "orthomerge").isfinite().all()
     mirrored = base @ torch.diag(torch.tensor([-1.0] + [1.0] * 7, dtype=torch.float64))
     assert merge_tensor(base, [mirrored], "orthomerge").isfinite().all()
+    eye = torch.eye(8, dtype=torch.float64)
+    for other in (torch.roll(eye[:4], 2, 0), torch.roll(eye[:4], 3, 1), eye[[2, 5, 6, 7]]):
+        rotation = procrustes(eye[:4], other)
+        assert (rotation @ rotation.T - eye).abs().max() <= 1e-10
+    half_turn = eye @ torch.diag(torch.tensor([-1.0, -1] + [1.0] * 6, dtype=torch.float64))
+    with pytest.raises(ValueError, match="180 degrees"):
+        merge_tensor(eye, [half_turn], "orthomerge")
 
 
+@pytest.mark.parametrize("kind", ["steep", "correlated"])
 @pytest.mark.parametrize("shape", [(50, 12), (12, 50), (20, 20)])
-@pytest.mark.parametrize("spectrum", ["flat", "steep", "deficient"])
-def test_small_side_linear_algebra(shape, spectrum):
+def test_tsvm_of_badly_conditioned_updates(shape, kind, dtype):
     rng = np.random.default_rng(0)
-    n = min(shape)
-    s = {
-        "flat": np.linspace(2, 1, n),
-        "steep": np.logspace(0, -9, n),
-        "deficient": np.r_[np.ones(n - 2), 0, 0],
-    }[spectrum]
-    u = np.linalg.qr(rng.standard_normal((shape[0], n)))[0]
-    v = np.linalg.qr(rng.standard_normal((shape[1], n)))[0]
-    a = torch.from_numpy(u * s @ v.T)
-    U, S, V = leading_svd(a, n)
-    np.testing.assert_allclose(S.numpy(), np.sort(s)[::-1], atol=1e-12)
-    torch.testing.assert_close((U * S) @ V.mT, a, rtol=0, atol=1e-12)
-    torch.testing.assert_close(U.mT @ U, torch.eye(n, dtype=a.dtype), rtol=0, atol=1e-10)
-    if spectrum != "deficient":
-        np.testing.assert_allclose(polar(a).numpy(), u @ v.T, atol=1e-6 if spectrum == "steep" else 1e-12)
+    w0 = rng.standard_normal(shape)
+    if kind == "steep":
+        u, v = (np.linalg.qr(rng.standard_normal((n, min(shape))))[0] for n in shape)
+        taus = [u * np.logspace(0, -4, min(shape)) @ v.T]
+    else:
+        common = rng.standard_normal(shape)
+        taus = [common + 0.05 * rng.standard_normal(shape) for _ in range(3)]
+    base, *others = tensors([w0, *(w0 + t for t in taus)], dtype)
+    w0, *experts = (t.double().numpy() for t in (base, *others))
+    merged = merge_tensor(base, others, "tsvm").double().numpy()
+    expected = reference.tsvm(w0, experts)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-6
+    assert np.linalg.norm(merged - expected) <= tolerance * np.linalg.norm(expected)
+
+
+def test_tsvm_ignores_experts_that_do_not_change_a_tensor():
+    """An embedding that one expert trained must not be mixed with arbitrary directions of the others."""
+    rng = np.random.default_rng(1)
+    w0, tau = rng.standard_normal((30, 20)), rng.standard_normal((30, 20))
+    base, changed = tensors([w0, w0 + tau])
+    merged = merge_tensor(base, [changed, base, base, base], "tsvm").numpy()
+    u, s, v = reference.svd(tau)
+    np.testing.assert_allclose(merged, w0 + u[:, :5] * s[:5] @ v[:, :5].T, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_capped_rank_sees_through_the_rounding_of_weights(dtype):
+    rng = np.random.default_rng(2)
+    w0 = 0.02 * rng.standard_normal((128, 96))
+    low = [0.02 * 0.1 * rng.standard_normal((128, 4)) @ rng.standard_normal((4, 96)) for _ in range(3)]
+    base, *others = tensors([w0, *(w0 + t for t in low)], dtype)
+    capped = merge_tensor(base, others, "tsvm", cap_rank=True)
+    exact = merge_tensor(base, others, "tsvm", rank=4)
+    torch.testing.assert_close(capped, exact, rtol=0, atol=1e-7)
+    assert (merge_tensor(base, others, "tsvm") - exact).norm() > 1e-3 * (exact - base).norm()
+
+
+def test_weights_count_in_every_method():
+    """Weights (2, 1) are the same as the first expert given twice, where a method is linear in copies."""
+    w0, experts = problem((20, 16), n=2)
+    base, a, b = tensors([w0, *experts])
+    for method in ("linear", "task_arithmetic", "ties", "orthomerge"):
+        options = {"scale": 0.5} if method == "task_arithmetic" else {}
+        weighted = merge_tensor(base, [a, b], method, weights=(2, 1), **options)
+        if method == "task_arithmetic":
+            options = {"scale": 0.5 * 2 / 3}
+        torch.testing.assert_close(
+            weighted, merge_tensor(base, [a, a, b], method, **options), rtol=0, atol=1e-12
+        )
+    spectra = [reference.svd(e - w0) for e in experts]
+    k = 16 // 2
+    u, v = (np.concatenate([p[i][:, :k] for p in spectra], axis=1) for i in (0, 2))
+    s = np.concatenate([spectra[0][1][:k] * 4 / 3, spectra[1][1][:k] * 2 / 3])
+    expected = w0 + reference.polar(u) * s @ reference.polar(v).T
+    np.testing.assert_allclose(
+        merge_tensor(base, [a, b], "tsvm", weights=(2, 1)).numpy(), expected, atol=1e-10
+    )
+
+
+def test_dare_density_trims_the_survivors():
+    w0, experts = problem((40, 50), n=1)
+    base, other = tensors([w0, *experts])
+    sparse = merge_tensor(base, [other], "dare_ties", drop=0.5, density=1.0) - base
+    trimmed = merge_tensor(base, [other], "dare_ties", drop=0.5, density=0.25) - base
+    kept = sparse[sparse != 0].abs().sort(descending=True).values
+    cut = kept[int(0.25 * len(kept)) - 1]
+    torch.testing.assert_close(trimmed, torch.where(sparse.abs() >= cut, sparse, 0.0))
+
+
+def test_large_tensors_are_trimmed_like_small_ones(monkeypatch):
+    w0, experts = problem((300, 40))
+    base, *others = tensors([w0, *experts], torch.float32)
+    small = merge_tensor(base, others, "ties")
+    monkeypatch.setattr("coram_hf.baselines.ties.LARGE", 100)
+    assert torch.equal(merge_tensor(base, others, "ties"), small)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (2, 0, 3)])
+def test_empty_tensors_stay_empty(method, shape):
+    assert merge_tensor(torch.empty(shape), [torch.empty(shape)] * 2, method).shape == shape
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +316,7 @@ def test_the_registry_describes_itself():
     ("method", "parameters", "message"),
     [
         ("tise", {}, "unknown merge method 'tise'; did you mean 'ties'"),
-        ("ties", {"densty": 0.2}, "unknown parameter of ties 'densty'; did you mean 'density'"),
+        ("ties", {"densty": 0.2}, "unknown (parameter|option) of ties 'densty'; did you mean 'density'"),
         ("ties", {"density": 0}, "ties: density must be above 0 and at most 1, found 0"),
         ("ties", {"combine": "max"}, "'mean', 'sum'"),
         ("dare_ties", {"drop": 1.0}, r"drop must be at least 0 and below 1, found 1\.0"),
@@ -264,11 +336,51 @@ def test_bad_parameters_are_named_before_any_merging(suite, method, parameters, 
         merge(*suite, method, progress=False, **parameters)
 
 
+def test_shared_options_are_suggested_too(suite):
+    for typo, meant in (("wieghts", "weights"), ("balence", "balance"), ("keep_updates", "keep_update")):
+        with pytest.raises(ValueError, match=f"unknown option of linear '{typo}'; did you mean '{meant}'"):
+            merge(*suite, "linear", **{typo: None})
+
+
+def test_models_without_targets_can_be_merged_by_a_baseline():
+    import transformers as hf
+
+    config = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=2)
+    torch.manual_seed(0)
+    base = hf.ResNetForImageClassification(config).eval()
+    experts = {f"e{i}": fine_tuned(base, 0.05 * (i + 1), seed=i) for i in range(2)}
+    result = merge(base, experts, "linear", progress=False)
+    assert result.report.dispersion == pytest.approx(2.0, rel=0.1)
+    assert result.report.kappa is None
+    name = "classifier.1.weight"
+    mean = sum(e.state_dict()[name] for e in experts.values()) / 2
+    torch.testing.assert_close(result.model.state_dict()[name], mean)
+
+
+@pytest.mark.parametrize("options", [{"weights": np.array([1.0, 1, 2])}, {"target_modules": {"q_proj"}}])
+def test_reports_of_baselines_can_be_saved(suite, options, tmp_path):
+    result = merge(*suite, "linear", progress=False, **options)
+    result.save_pretrained(tmp_path)
+    assert (tmp_path / "coram_report.json").is_file()
+
+
+@pytest.mark.parametrize("weights", [(0, 0, 0), (1, -1, 1), (float("nan"), 1, 1), "abc", 3])
+def test_bad_weights_are_refused(weights):
+    w0, experts = problem((4, 4))
+    base, *others = tensors([w0, *experts])
+    with pytest.raises(ValueError, match="weights"):
+        merge_tensor(base, others, "linear", weights=weights)
+
+
 def test_bad_tensors_are_named():
     with pytest.raises(ValueError, match="no experts"):
         merge_tensor(torch.ones(3), [], "linear")
-    with pytest.raises(ValueError, match="expert 1 must be a floating tensor"):
+    with pytest.raises(ValueError, match=r"expert 1 must have the base's shape \(3,\), found \(4,\)"):
         merge_tensor(torch.ones(3), [torch.ones(3), torch.ones(4)], "linear")
+    with pytest.raises(ValueError, match="base must be a floating tensor"):
+        merge_tensor(torch.ones(3, dtype=torch.int64), [torch.ones(3)], "linear")
+    with pytest.raises(ValueError, match="expert 0 holds NaN"):
+        merge_tensor(torch.ones(3), [torch.tensor([1.0, float("nan"), 0.0])], "ties")
 
 
 def test_global_trim_takes_the_top_of_the_whole_expert(suite):
@@ -317,6 +429,23 @@ def test_a_baseline_can_be_reassembled(suite):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-7)
     with pytest.raises(MergeError, match="keep_update"):
         direct.with_lambda(2.0)
+
+
+@pytest.mark.parametrize("residual", ["ta", "ties", "tsvm"])
+def test_the_residual_pathway_knows_weights_and_balance(suite, residual):
+    base, experts = suite
+    config = CoramConfig(residual=residual, weights=(1, 1, 2), balance="equal")
+    result = CoramMerger(base, experts, config, progress=False).merge()
+    name = "lm_head.weight"
+    w0 = base.get_parameter(name).detach().double()
+    factors = result.report.balance_factors.values()
+    scaled = [
+        w0 + f * (e.get_parameter(name).detach().double() - w0)
+        for f, e in zip(factors, experts.values(), strict=True)
+    ]
+    method = {"ta": "linear"}.get(residual, residual)
+    expected = merge_tensor(w0, scaled, method, weights=(1, 1, 2))
+    torch.testing.assert_close(result.model.state_dict()[name].double(), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("residual", ["ta", "ties", "tsvm"])

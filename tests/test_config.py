@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from coram_hf import CoramConfig
@@ -49,6 +50,7 @@ def test_lines_mean_what_the_paper_says(line, fields):
 def test_a_line_takes_further_options():
     config = CoramConfig.from_line("lr.ties", lam=2.6)
     assert (config.branch, config.residual, config.lam) == ("lr", "ties", 2.6)
+    assert CoramConfig.from_line("full", slice_height=16, residual="ta").line == "full.ta (h=16)"
     with pytest.raises(ValueError, match=r"branch: already given by the line 'lr\.ties'"):
         CoramConfig.from_line("lr.ties", branch="full")
 
@@ -57,6 +59,7 @@ def test_a_line_takes_further_options():
     ("line", "valid"),
     [
         ("", "nca"),
+        (None, "SS(X,mode)"),
         ("ful", "full, lr"),
         ("SS(full)", "SS(X,mode)"),
         ("SS(full,median)", "'mean', 'energy', 'variance', 'owner', 'margin'"),
@@ -96,6 +99,9 @@ def test_unreadable_lines_say_what_is_valid(line, valid):
         ({"weights": {"a": 1}}, "list of numbers"),
         ({"target_modules": "("}, "not a regular expression"),
         ({"target_modules": []}, "a regex or a list of names"),
+        ({"target_modules": 5}, "a regex or a list of names"),
+        ({"weights": (None, 1)}, "weights must be a finite number, found None"),
+        ({"weights": 3}, "list of numbers"),
     ],
 )
 def test_bad_values_are_explained(fields, message):
@@ -113,6 +119,12 @@ def test_configs_survive_a_dict():
         "SS(nca,owner).ta (h=16)", weights=[2, 1], target_modules=["q_proj"], lam=1.5
     )
     assert CoramConfig.from_dict(config.to_dict()) == config
+
+
+def test_numpy_numbers_are_numbers():
+    config = CoramConfig(slice_height=np.int64(16), weights=np.array([1, 3]), lam=np.float32(2))
+    assert config.line == "full (h=16)"
+    assert config.expert_weights(2) == (0.25, 0.75)
 
 
 def test_weights_are_normalised_and_counted():

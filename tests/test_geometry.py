@@ -171,6 +171,7 @@ def test_the_same_inputs_give_the_same_bits():
     ("base", "experts", "message"),
     [
         (torch.ones(4), [torch.ones(4)], "2-D"),
+        (torch.ones(4, 4), [torch.full((4, 4), torch.nan)], "expert 0 holds NaN"),
         (torch.ones(4, 4, dtype=torch.int64), [torch.ones(4, 4)], "int64"),
         (torch.ones(4, 4), [], "no experts"),
         (torch.ones(4, 4), [torch.ones(4, 4), torch.ones(4, 5)], r"expert 1 .*\(4, 4\).*\(4, 5\)"),
@@ -184,3 +185,57 @@ def test_bad_matrices_are_named(base, experts, message):
 def test_balance_is_refused_for_a_single_matrix():
     with pytest.raises(ValueError, match="CoramMerger"):
         merge_matrix(torch.ones(4, 4), [torch.ones(4, 4)], CoramConfig(balance="damp"))
+
+
+def test_parameters_are_read_without_their_graph():
+    base, expert = (torch.nn.Parameter(torch.randn(16, 20)) for _ in range(2))
+    for line in ("full", "nca+ave", "SS(ca,mean)"):
+        assert not merge_matrix(base, [expert], CoramConfig.from_line(line)).requires_grad
+
+
+def test_counts_of_reflections_and_half_turns():
+    """Counted by numpy over all experts and slices of unrelated matrices, whichever path they took."""
+    rng = np.random.default_rng(8)
+    w0 = rng.standard_normal((80, 30))
+    experts = [rng.standard_normal((80, 30)) for _ in range(3)]
+    flips = near_pi = 0
+    for start in range(0, 80, 8):
+        u0, _, v0t = np.linalg.svd(w0[start : start + 8], full_matrices=False)
+        for expert in experts:
+            u, _, vt = np.linalg.svd(expert[start : start + 8], full_matrices=False)
+            q = u0.T @ (u * np.where((u * u0).sum(0) + (vt * v0t).sum(1) < 0, -1, 1))
+            if np.linalg.det(q) < 0:
+                flips += 1
+                q[:, -1] *= -1
+            near_pi += np.abs(np.angle(np.linalg.eigvals(q))).max() > 3
+    base, *others = tensors([w0, *experts])
+    for branch in ("full", "q"):
+        stats = merge_update(base, others, CoramConfig(branch=branch))[1]
+        assert (stats.det_flips, stats.near_pi) == (flips, near_pi)
+    assert flips > 5
+    assert near_pi > 1
+
+
+def test_slices_whose_right_factors_cancel_are_not_left_to_the_gram_matrix():
+    """Two experts with opposite last right vectors: the mean of the V_i is nearly rank-deficient."""
+    rng = np.random.default_rng(9)
+    v = np.linalg.qr(rng.standard_normal((20, 5)))[0]
+    s = np.array([4.0, 3.0, 2.0, 1.0])
+    w0 = np.diag(s) @ v[:, :4].T
+    turned = [
+        v[:, :4] @ np.diag([1, 1, 1, 1e-5]) + sign * np.outer(v[:, 4], [0, 0, 0, 1]) for sign in (1, -1)
+    ]
+    experts = [np.diag(s) @ (t / np.linalg.norm(t, axis=0)).T for t in turned]
+    base, *others = tensors([w0, *experts])
+    update, stats = merge_update(base, others, CoramConfig(slice_height=4))
+    assert stats.svd_fallbacks == 1
+    np.testing.assert_allclose((update + base).numpy(), reference.merge(w0, experts, h=4), rtol=0, atol=1e-9)
+
+
+def test_numbers_too_large_to_square_take_the_svd_path():
+    rng = np.random.default_rng(10)
+    w0 = 1e200 * rng.standard_normal((8, 20))
+    base, *others = tensors([w0, *(w0 * (1 + 0.05 * rng.standard_normal((8, 20))) for _ in range(2))])
+    update, stats = merge_update(base, others, CoramConfig())
+    assert update.isfinite().all()
+    assert stats.svd_fallbacks == 1

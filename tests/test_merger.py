@@ -182,6 +182,62 @@ def test_balance_rescales_the_experts_first(balance):
         np.testing.assert_allclose(weights(result.model)[t], w0[t] + report.lam * (merged - w0[t]), atol=1e-7)
 
 
+def test_balance_leaves_experts_equal_to_the_base_out_of_the_median():
+    base = tiny_llama()
+    experts = {"a": base, "b": base, "c": fine_tuned(base, 0.04, 0)}
+    result = merger(base, experts, CoramConfig(balance="damp", lam=1.5)).merge()
+    assert set(result.report.balance_factors.values()) == {1.0}
+    assert any("'a', 'b' does not differ" in w for w in result.report.warnings)
+    assert not torch.equal(result.model.state_dict()[TARGETS[0]], base.state_dict()[TARGETS[0]])
+
+
+def test_the_contraction_is_that_of_the_balanced_experts():
+    base, experts = suite(UNEVEN, torch.float64)
+    report = merger(base, experts, CoramConfig(balance="equal")).merge().report
+    w0 = weights(base)
+    scaled = []
+    for expert, factor in zip(experts.values(), report.balance_factors.values(), strict=True):
+        w = weights(expert)
+        scaled.append({t: w0[t] + factor * (w[t] - w0[t]) for t in TARGETS})
+    norms = [math.sqrt(sum(((s[t] - w0[t]) ** 2).sum() for t in TARGETS)) for s in scaled]
+    merged = {t: reference.merge(w0[t], [s[t] for s in scaled]) for t in TARGETS}
+    size = math.sqrt(sum(((merged[t] - w0[t]) ** 2).sum() for t in TARGETS))
+    assert report.c_rms == pytest.approx(math.sqrt(np.mean(np.square(norms))) / size, rel=1e-10)
+
+
+def test_a_merge_of_nothing_has_no_contraction():
+    base = tiny_llama()
+    with pytest.raises(MergeError, match="c_rms"):
+        merger(base, [base, base], CoramConfig(kappa=1.0, scale="c_rms")).merge()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "warned"), [((0.02, 0.06), False), ((0.01, 0.12), True), ((0.01, 0.2), False)]
+)
+def test_the_gap_has_two_ends(sizes, warned):
+    plan = merger(*suite(sizes)).inspect()
+    assert any("extrapolation" in w for w in plan.warnings) == warned
+
+
+@pytest.mark.parametrize("lam", [float("nan"), float("inf"), "2", None])
+def test_with_lambda_wants_a_number(lam):
+    result = merger(*suite((0.02, 0.03))).merge()
+    with pytest.raises(ValueError, match="lam must be a finite number"):
+        result.with_lambda(lam)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("line", ["full", "SS(nca+ave,owner)"])
+def test_keeping_the_update_changes_nothing_but_memory(line, dtype):
+    base, experts = suite(EVEN, dtype)
+    config = CoramConfig.from_line(line)
+    kept, forgotten = (merger(base, experts, config).merge(keep_update=keep) for keep in (True, False))
+    for a, b in zip(kept.model.parameters(), forgotten.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7 if dtype == torch.float32 else 1e-3)
+    assert kept.report.counts == forgotten.report.counts
+    assert kept.report.c_rms == forgotten.report.c_rms
+
+
 def test_uneven_experts_get_the_recommendation(caplog):
     base, experts = suite(UNEVEN)
     report = merger(base, experts).merge().report

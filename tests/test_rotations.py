@@ -75,6 +75,7 @@ def test_exact_half_turns_are_rebuilt(signs):
         assert near_pi.all()
         assert log.isfinite().all()
         assert reconstruction_error(torch.from_numpy(q)) <= 1e-9
+        assert reconstruction_error(torch.from_numpy(q).float()) <= 1e-3
 
 
 def test_both_paths_agree(monkeypatch):

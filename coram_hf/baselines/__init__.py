@@ -10,7 +10,8 @@ from torch import Tensor
 from coram_hf.baselines.presets import MERGEBENCH_PRESETS, PAPER_PRESETS, PRESETS, Preset
 from coram_hf.baselines.registry import METHODS, Method, find_method
 from coram_hf.baselines.updates import Updates
-from coram_hf.config import normalized_weights
+from coram_hf.config import check_weights, normalized_weights
+from coram_hf.geometry import check_tensors
 
 if TYPE_CHECKING:
     from coram_hf.result import MergeResult
@@ -42,23 +43,17 @@ def merge_tensor(
     """
     chosen = find_method(method)
     complete = chosen.complete(parameters)
-    if not experts:
-        raise ValueError("no experts: at least one is needed")
-    for i, expert in enumerate(experts):
-        if expert.shape != base.shape or not (expert.is_floating_point() and base.is_floating_point()):
-            raise ValueError(
-                f"expert {i} must be a floating tensor of shape {tuple(base.shape)} like the base, "
-                f"found {expert.dtype} {tuple(expert.shape)}"
-            )
+    check_tensors(base, experts)
     shares = method_weights(weights, len(experts), complete)
-    updates = Updates(base, experts, shares, (1.0,) * len(experts), name)
-    return chosen.update(updates, **complete).add_(base)
+    updates = Updates(base.detach(), [e.detach() for e in experts], shares, (1.0,) * len(experts), name)
+    return chosen(updates, complete).add_(updates.base)
 
 
 def merge(base: Any, experts: Sequence[Any] | Mapping[str, Any], method: str, **options: Any) -> MergeResult:
     """Merge models by a baseline method, with the engine and the report of CoramMerger.
 
-    Options: `weights`, `balance`, `target_modules`, `progress`, and the parameters of the method.
+    Options: `weights`, `balance`, `target_modules`, `keep_update` (for `with_lambda`), those of
+    `MergeOptions`, and the parameters of the method.
     """
     from coram_hf.baseline_merger import BaselineMerger
 
@@ -70,4 +65,4 @@ def method_weights(
 ) -> tuple[float, ...]:
     """w_i summing to 1, or as given for a method that is told not to normalise."""
     normalized = normalized_weights(weights, n_experts)
-    return normalized if weights is None or parameters.get("normalize", True) else tuple(weights)
+    return normalized if weights is None or parameters.get("normalize", True) else check_weights(weights)

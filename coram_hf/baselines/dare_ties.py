@@ -24,14 +24,14 @@ def dare_ties(
 ) -> Tensor:
     """W = W_0 + scale * TIES election of m_i tau_i / (1 - drop), with m_i a random 0/1 mask of mean 1 - drop
 
-    `density` < 1 also trims what is left by magnitude. The draw depends on the seed, the tensor's name
-    and the expert's position, not on the order in which tensors are merged.
+    `density` < 1 also keeps only that share of the survivors, by magnitude. The draw depends on the seed,
+    the tensor's name and the expert's position, not on the order in which tensors are merged.
     """
     keep = [survival_mask(updates, i, drop, seed) for i in range(len(updates))]
     growth = 1 / (1 - drop) if rescale else 1.0
-    cuts = [
-        magnitude_cut(updates.tau(i) * keep[i], density) if density < 1 else 0.0 for i in range(len(updates))
-    ]
+    cuts = [0.0] * len(updates)
+    if density < 1:
+        cuts = [magnitude_cut(updates.tau(i)[mask], density) for i, mask in enumerate(keep)]
     out = updates.empty()
     for rows, taus in updates.blocks():
         survivors = [

@@ -1,46 +1,41 @@
-"""Singular vectors and polar factors through the Gram matrix of the smaller side."""
+"""Singular vectors and inverse roots through the Gram matrix of the smaller side, in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from coram_hf.geometry.slices import row_blocks
 
-GRAM_RATIO = 1e-4
-"""Singular values below this share of the largest are not trusted to a (float64) Gram matrix."""
+GRAM_RATIO = 1e-3
+"""Singular values below this share of the largest are not trusted to a Gram matrix."""
 
 
-def gram(A: Tensor) -> Tensor:
-    """A^T A in float64, summed over blocks of rows."""
-    total = A.new_zeros(A.shape[1], A.shape[1], dtype=torch.float64)
+def leading_right_vectors(A: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """V (n x k) and S (k) of the k largest singular values of a tall A (m x n), by its n x n Gram matrix."""
+    gram = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
     for rows in row_blocks(A):
         block = A[rows].double()
-        total.addmm_(block.mT, block)
-    return total
-
-
-def leading_svd(A: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """U (m x k), S (k), V (n x k) with A ~ U diag(S) V^T, the k largest singular values."""
-    if A.shape[0] < A.shape[1]:
-        V, S, U = leading_svd(A.mT, k)
-        return U, S, V
+        gram.addmm_(block.mT, block)
+    squares, vectors = torch.linalg.eigh(gram)
     k = min(k, A.shape[1])
-    squares, vectors = torch.linalg.eigh(gram(A))
     S = squares[-k:].flip(0).clamp_min(0).sqrt()
-    if S[-1] <= GRAM_RATIO * S[0]:
-        U, S, Vh = torch.linalg.svd(A, full_matrices=False)
-        return U[:, :k], S[:k], Vh[:k].mT
-    V = vectors[:, -k:].flip(1)
-    return A @ (V / S).to(A.dtype), S.to(A.dtype), V.to(A.dtype)
+    if S[-1] > GRAM_RATIO * S[0] or S[0] == 0:
+        return vectors[:, -k:].flip(1), S
+    _, S, Vh = torch.linalg.svd(A.double(), full_matrices=False)
+    return Vh[:k].mT, S[:k]
 
 
-def polar(A: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal columns (rows, if A is wide): A (A^T A)^(-1/2)."""
-    if A.shape[0] < A.shape[1]:
-        return polar(A.mT).mT
-    squares, E = torch.linalg.eigh(gram(A))
-    if squares[0] <= GRAM_RATIO**2 * squares[-1]:
-        U, _, Vh = torch.linalg.svd(A, full_matrices=False)
-        return U @ Vh
-    return A @ ((E / squares.sqrt()) @ E.mT).to(A.dtype)
+def inverse_root(gram: Tensor, matrix: Callable[[], Tensor]) -> Tensor:
+    """(A^T A)^(-1/2) from A^T A; where that has lost too many digits, from A itself, by its SVD.
+
+    A (A^T A)^(-1/2) is polar(A). Directions that A does not have at all are left out.
+    """
+    squares, E = torch.linalg.eigh(gram)
+    if squares[0] > GRAM_RATIO**2 * squares[-1]:
+        return (E / squares.sqrt()) @ E.mT
+    _, S, Vh = torch.linalg.svd(matrix(), full_matrices=False)
+    kept = S > torch.finfo(S.dtype).eps * max(matrix().shape) * S[0]
+    return (Vh[kept].mT / S[kept]) @ Vh[kept]

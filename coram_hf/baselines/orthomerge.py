@@ -11,6 +11,10 @@ from coram_hf.baselines.updates import Updates
 from coram_hf.config import Residual
 
 RANK_TOLERANCE = 1e-12
+RIGHT_ANGLE = 1e-8
+"""Squared cosine below which two range spaces hold orthogonal directions, and the short formula fails."""
+HALF_TURN = 1e8
+"""Size of a Cayley generator above which its rotation turns by pi, to rounding."""
 
 
 def orthomerge(
@@ -19,7 +23,8 @@ def orthomerge(
     """W = W_0 R + merge of (W_i - W_0 R_i), with R_i = polar(W_0^T T_i) averaged in the Lie algebra
 
     T_i is W_i, or with `conflict` W_0 plus the rows of tau_i that oppose the mean row. The Cayley
-    generators are averaged as A = (sum A_i) * mean|A_i| / |sum A_i|. `scale` multiplies the residual
+    generators are averaged as A = (sum A_i) * mean|A_i| / |sum A_i|: identical experts give that
+    expert back where their residuals do (`ta`). `scale` multiplies the residual
     merge: by default the mean (`ta`), TIES at 0.2 and 1.0, or TSV-M at 1.0. Tensors that are not
     matrices take the residual merge alone.
     """
@@ -76,7 +81,11 @@ def procrustes(W0: Tensor, T: Tensor) -> Tensor:
 def _smallest_rotation_of_null_spaces(X: Tensor, Y: Tensor) -> Tensor:
     C = X.mT @ Y
     squares, E = torch.linalg.eigh(C @ C.mT)
-    c = squares.clamp(RANK_TOLERANCE, 1.0).sqrt()
+    if squares[0] < RIGHT_ANGLE:
+        x, y = (torch.linalg.qr(basis, mode="complete")[0][:, basis.shape[1] :] for basis in (X, Y))
+        U, _, Vh = torch.linalg.svd(x.mT @ y)
+        return x @ U @ Vh @ y.mT
+    c = squares.clamp_max(1.0).sqrt()
     H = (E / (c * (1 + c))) @ E.mT
     F = X - Y @ C.mT
     onto = torch.eye(len(X), dtype=X.dtype, device=X.device) - Y @ Y.mT + F @ H @ F.mT
@@ -84,9 +93,14 @@ def _smallest_rotation_of_null_spaces(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def cayley(R: Tensor) -> Tensor:
-    """The skew generator A = (R - I) (R + I)^-1 of a rotation."""
+    """The skew generator A = (R - I) (R + I)^-1 of a rotation, which must not turn by pi."""
     eye = torch.eye(len(R), dtype=R.dtype, device=R.device)
-    A = torch.linalg.solve(R + eye, R - eye, left=False)
+    A, failure = torch.linalg.solve_ex(R + eye, R - eye, left=False)
+    if failure.any() or not A.abs().max() < HALF_TURN:
+        raise ValueError(
+            "orthomerge: the rotation from the base to an expert turns some direction by 180 degrees, where "
+            "its Cayley transform does not exist; this expert was hardly fine-tuned from this base"
+        )
     return (A - A.mT) / 2
 
 

@@ -17,6 +17,7 @@ from coram_hf.baselines.orthomerge import orthomerge
 from coram_hf.baselines.task_arithmetic import task_arithmetic
 from coram_hf.baselines.ties import ties
 from coram_hf.baselines.tsvm import tsvm
+from coram_hf.baselines.updates import Updates
 from coram_hf.config import check_names
 
 
@@ -40,6 +41,12 @@ class Method:
         """Parameter names and their default values."""
         parameters = inspect.signature(self.update).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def __call__(self, updates: Updates, parameters: Mapping[str, Any]) -> Tensor:
+        """The merged update of one tensor; an empty tensor has an empty one."""
+        if updates.base.numel() == 0:
+            return updates.shaped(updates.empty())
+        return self.update(updates, **parameters)
 
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters of the method, the given ones checked."""

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from coram_hf.baselines.linear import sum_weighted
 from coram_hf.baselines.updates import Updates
+from coram_hf.geometry.slices import row_blocks
 
 Combine = Literal["mean", "sum"]
 Sign = Literal["sum", "count"]
+LARGE = 1 << 24
+"""Entries above which a tensor's cut is found by counting, not by selection on a copy."""
 
 
 def ties(
@@ -28,12 +31,13 @@ def ties(
     """W = W_0 + scale * mean (or sum) of the entries in the top `density` of tau_i that have the elected sign
 
     The sign is that of the sum of the trimmed tau_i (`sum`) or of most of them (`count`); zero counts as +.
-    The top is taken within each tensor, or over all tensors of an expert together (`global`).
+    The top is taken within each tensor, or over all tensors of an expert together (`global`, ranked in
+    float32); entries as large as the smallest one kept are kept with it.
     """
     if trim == "global" and updates.thresholds is not None:
         cuts = list(updates.thresholds)
     else:
-        cuts = [magnitude_cut(updates.tau(i), density) for i in range(len(updates))]
+        cuts = [tensor_cut(updates, i, density) for i in range(len(updates))]
     out = updates.empty()
     for rows, taus in updates.blocks():
         trimmed = [torch.where(tau.abs() >= cut, tau, 0.0) for tau, cut in zip(taus, cuts, strict=True)]
@@ -55,11 +59,18 @@ def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Combine, sign
     return total.div_(torch.where(share > 0, share, 1.0))
 
 
+def tensor_cut(updates: Updates, i: int, density: float) -> float:
+    """The cut of one tensor; large ones are counted block by block, which needs no copy of them."""
+    if updates.base.numel() <= LARGE or updates.dtype != torch.float32:
+        return magnitude_cut(updates.tau(i), density)
+    return global_cut(lambda: (updates.tau(i, rows) for rows in row_blocks(updates.base)), density)
+
+
 def magnitude_cut(tau: Tensor, density: float) -> float:
     """The magnitude of the k-th largest entry, k = int(density * size), at least 1."""
     magnitudes = tau.abs().flatten()
     keep = max(1, int(density * magnitudes.numel()))
-    return magnitudes.kthvalue(magnitudes.numel() - keep + 1).values.item()
+    return magnitudes.kthvalue(magnitudes.numel() - keep + 1).values.item() if len(magnitudes) else 0.0
 
 
 def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:

@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from coram_hf.baselines.linalg import leading_svd, polar
+from coram_hf.baselines.linalg import inverse_root, leading_right_vectors
 from coram_hf.baselines.linear import linear
 from coram_hf.baselines.updates import Updates
+from coram_hf.geometry.slices import row_blocks
 
 
 def tsvm(updates: Updates, *, scale: float = 1.0, rank: int | None = None, cap_rank: bool = False) -> Tensor:
     """W = W_0 + scale * polar([U_1 .. U_N]) diag(S_1 .. S_N) polar([V_1 .. V_N])^T, rank-k SVDs of tau_i
 
-    k is int(min(m, n) / N) by default, at least 1; `cap_rank` lowers it to the numerical rank of each
-    tau_i, which low-rank experts need: directions with a zero singular value are arbitrary, yet they
-    would take part in the decorrelation. Tensors that are not matrices take the weighted mean.
+    k is int(min(m, n) / N) by default, at least 1. Directions whose singular value is zero are arbitrary
+    and never take part; `cap_rank` also leaves out those that the rounding of the weights to their dtype
+    explains, which low-rank experts need. Tensors that are not matrices take the weighted mean.
     """
     if updates.base.ndim != 2:
         return linear(updates).mul_(scale)
+    if updates.base.shape[0] < updates.base.shape[1]:
+        return tsvm(updates.transposed(), scale=scale, rank=rank, cap_rank=cap_rank).mT
     n = len(updates)
-    k = rank or max(1, min(updates.base.shape) // n)
-    left, spectrum, right = [], [], []
+    k = rank or max(1, updates.base.shape[1] // n)
+    floor = _rounding_floor(updates) if cap_rank else 0.0
+    projections, spectrum = [], []
     for i, weight in enumerate(updates.weights):
-        U, S, V = leading_svd(updates.tau(i), k)
-        if cap_rank:
-            kept = int((S > S[0] * max(updates.base.shape) * torch.finfo(updates.dtype).eps).sum())
-            U, S, V = U[:, :kept], S[:kept], V[:, :kept]
-        left.append(U)
-        spectrum.append(S * (n * weight))
-        right.append(V)
-    U, S, V = (torch.cat(parts, dim=-1) for parts in (left, spectrum, right))
-    if S.numel() == 0 or not S.any():
-        return updates.shaped(updates.empty().zero_())
-    return (polar(U) * (scale * S)) @ polar(V).mT
+        V, S = leading_right_vectors(updates.tau(i), k)
+        kept = int((S > max(floor, len(updates.base) * torch.finfo(torch.float64).eps * float(S[0]))).sum())
+        projections.append((V / S)[:, :kept])
+        spectrum.append((S * n * weight)[:kept])
+    return _decorrelated(updates, projections, spectrum, scale)
+
+
+def _decorrelated(
+    updates: Updates, projections: list[Tensor], spectrum: list[Tensor], scale: float
+) -> Tensor:
+    """polar(U) diag(S) polar(V)^T with U_i = tau_i V_i / S_i, in float64 but a block of rows at a time."""
+    out = updates.empty().zero_()
+    S = torch.cat(spectrum)
+    if S.numel() == 0:
+        return out
+    unit = [P / torch.linalg.vector_norm(P, dim=0) for P in projections]
+    V = torch.cat(unit, dim=1)
+
+    def left_vectors(rows: slice) -> Tensor:
+        parts = [updates.tau(i, rows).double() @ P for i, P in enumerate(projections)]
+        return torch.cat(parts, dim=1)
+
+    gram = S.new_zeros(len(S), len(S))
+    for rows in row_blocks(out):
+        block = left_vectors(rows)
+        gram.addmm_(block.mT, block)
+    right = (inverse_root(gram, lambda: left_vectors(slice(None))) * (scale * S)) @ (
+        inverse_root(V.mT @ V, lambda: V) @ V.mT
+    )
+    for rows in row_blocks(out):
+        out[rows] = (left_vectors(rows) @ right).to(out.dtype)
+    return out
+
+
+def _rounding_floor(updates: Updates) -> float:
+    """The largest singular value that rounding weights to their dtype may cause: noise of eps |W_0| / 2."""
+    m, n = updates.base.shape
+    eps = max(torch.finfo(t.dtype).eps for t in (updates.base, *updates.experts))
+    size = math.sqrt(float(updates.base.double().square().mean()))
+    return eps / 2 * size * (math.sqrt(m) + math.sqrt(n))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class Updates:
         """Updates that are already differences, with the weights and the name of `like`."""
         origin = deltas[0].new_zeros(()).expand(deltas[0].shape)
         return cls(origin, deltas, like.weights, (1.0,) * len(deltas), like.name, like.thresholds)
+
+    def transposed(self) -> Updates:
+        """The same updates with rows and columns exchanged."""
+        return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
     def __len__(self) -> int:
         return len(self.experts)

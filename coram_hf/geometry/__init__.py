@@ -1,7 +1,16 @@
 """The method on plain tensors; nothing here knows what a model is."""
 
 from coram_hf.geometry.kernel import SliceStats
-from coram_hf.geometry.merge import merge_matrix, merge_update, update_dtype
+from coram_hf.geometry.merge import check_tensors, merge_matrix, merge_rows, merge_update, update_dtype
 from coram_hf.geometry.norms import squared_norm, squared_norms
 
-__all__ = ["SliceStats", "merge_matrix", "merge_update", "squared_norm", "squared_norms", "update_dtype"]
+__all__ = [
+    "SliceStats",
+    "check_tensors",
+    "merge_matrix",
+    "merge_rows",
+    "merge_update",
+    "squared_norm",
+    "squared_norms",
+    "update_dtype",
+]

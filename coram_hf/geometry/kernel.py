@@ -1,6 +1,6 @@
 """The slice merge: factor, average each factor in its own space, rebuild.
 
-Nothing of size h x d_in is ever factored. With X = [W_0; W_1; ...; W_N] of a slice, one Gram
+A slice itself is hardly ever factored. With X = [W_0; W_1; ...; W_N] of a slice, one Gram
 matrix M = X X^T holds all that the method needs, and the merged update is a small matrix times X.
 Forming M squares the condition number, so badly conditioned slices take a true SVD instead.
 """
@@ -38,7 +38,10 @@ RANK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 @dataclass
 class SliceStats:
-    """What happened to the slices of a merge, and the squared norm of the update."""
+    """What happened to the slices of a merge, and the squared norm of the update.
+
+    det_flips and near_pi count rotations, one an expert and slice; the others count slices.
+    """
 
     squared_norm: float = 0.0
     slices: int = 0
@@ -60,18 +63,19 @@ class SliceStats:
 def merge_slices(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
     """W_merge - W_0 of every slice of `stack` (slices, 1 + N, height, d_in), base first."""
     n_slices, n_models, height, d_in = stack.shape
-    stats = SliceStats(slices=n_slices)
     rows = stack.view(n_slices, n_models * height, d_in)
-    coefficients, trusted = _gram_coefficients(torch.bmm(rows, rows.mT), n_models, weights, branch, stats)
+    coefficients, trusted, stats = _gram_coefficients(torch.bmm(rows, rows.mT), n_models, weights, branch)
     update = torch.bmm(coefficients, rows)
     if not trusted.all():
-        update[~trusted] = _svd_update(stack[~trusted], weights, branch, stats)
+        update[~trusted], svd_stats = _svd_update(stack[~trusted], weights, branch)
+        stats += svd_stats
+    stats.slices = n_slices
     return update, stats
 
 
 def _gram_coefficients(
-    gram: Tensor, n_models: int, weights: Tensor, branch: Branch, stats: SliceStats
-) -> tuple[Tensor, Tensor]:
+    gram: Tensor, n_models: int, weights: Tensor, branch: Branch
+) -> tuple[Tensor, Tensor, SliceStats]:
     """L with W_merge - W_0 = L X from M = X X^T, and which slices it can be trusted for."""
     n_slices, height = gram.shape[0], gram.shape[1] // n_models
     eye = torch.eye(height, dtype=gram.dtype, device=gram.device)
@@ -89,7 +93,7 @@ def _gram_coefficients(
     U0, Ui = U[:, :1], U[:, 1:]
     v_overlap = ((Ui.mT @ blocks[:, 1:, :, 0]) * U0.mT).sum(-1) / (S[:, 1:] * S[:, :1])
     U[:, 1:] *= _pair_signs(U0, Ui, v_overlap).unsqueeze(-2)
-    left = _merged_left(U, S, weights, branch, trusted, stats)
+    left, reflected, near_pi = _merged_left(U, S, weights, branch)
 
     coefficients = gram.new_zeros(n_slices, height, n_models, height)
     to_right = U.mT / S.unsqueeze(-1)
@@ -104,35 +108,36 @@ def _gram_coefficients(
     else:
         coefficients[:, :, 0] = left @ to_right[:, 0]
     coefficients[:, :, 0] -= eye
-    return coefficients.flatten(2), trusted
+    stats = SliceStats(det_flips=int(reflected[trusted].sum()), near_pi=int(near_pi[trusted].sum()))
+    return coefficients.flatten(2), trusted, stats
 
 
-def _svd_update(stack: Tensor, weights: Tensor, branch: Branch, stats: SliceStats) -> Tensor:
+def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
     """The same update by true SVDs; slices without a frame take the weighted mean of the updates."""
     tau = stack[:, 1:] - stack[:, :1]
     update = torch.einsum("n,bnhd->bhd", weights, tau)
     n_slices, _, height, d_in = stack.shape
     if d_in < height:
-        stats.frameless += n_slices
-        return update
+        return update, SliceStats(frameless=n_slices)
     U, S, Vh = torch.linalg.svd(stack, full_matrices=False)
     framed = (S[..., -1] > RANK_TOLERANCE[stack.dtype] * S[..., 0]).all(-1)
-    stats.frameless += int((~framed).sum())
-    stats.svd_fallbacks += int(framed.sum())
+    stats = SliceStats(frameless=int((~framed).sum()), svd_fallbacks=int(framed.sum()))
     if not framed.any():
-        return update
+        return update, stats
 
     U, S, Vh = U[framed], S[framed], Vh[framed]
     sign = _pair_signs(U[:, :1], U[:, 1:], (Vh[:, 1:] * Vh[:, :1]).sum(-1))
     U[:, 1:] *= sign.unsqueeze(-2)
     Vh[:, 1:] *= sign.unsqueeze(-1)
-    left = _merged_left(U, S, weights, branch, torch.ones(len(S), dtype=torch.bool, device=S.device), stats)
+    left, reflected, near_pi = _merged_left(U, S, weights, branch)
+    stats.det_flips, stats.near_pi = int(reflected.sum()), int(near_pi.sum())
     right = Vh[:, 0]
     if "v" in FACTORS[branch]:
-        A, _, B = torch.linalg.svd(torch.einsum("n,bnhd->bhd", weights, Vh[:, 1:]), full_matrices=False)
+        mean = torch.einsum("n,bnhd->bhd", weights, Vh[:, 1:])
+        A, _, B = torch.linalg.svd(mean, full_matrices=False)
         right = A @ B
     update[framed] = left @ right - stack[framed, 0]
-    return update
+    return update, stats
 
 
 def _pair_signs(U0: Tensor, Ui: Tensor, v_overlap: Tensor) -> Tensor:
@@ -140,18 +145,18 @@ def _pair_signs(U0: Tensor, Ui: Tensor, v_overlap: Tensor) -> Tensor:
     return torch.where((U0 * Ui).sum(-2) + v_overlap < 0, -1.0, 1.0).to(U0.dtype)
 
 
-def _merged_left(
-    U: Tensor, S: Tensor, weights: Tensor, branch: Branch, counted: Tensor, stats: SliceStats
-) -> Tensor:
-    """U_0 Qbar S_0 (I + dSbar), with the factors that the branch leaves out at the base's values."""
+def _merged_left(U: Tensor, S: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, Tensor, Tensor]:
+    """U_0 Qbar S_0 (I + dSbar), with the factors that the branch leaves out at the base's values.
+
+    Also returns which Q_i were reflections, and which took the near-pi logarithm.
+    """
     left, spectrum = U[:, 0], S[:, 0]
+    reflected = near_pi = torch.zeros(S.shape[0], S.shape[1] - 1, dtype=torch.bool, device=S.device)
     if "q" in FACTORS[branch]:
         Q, reflected = rotations.to_special(rotations.orthonormalize(U[:, :1].mT @ U[:, 1:]))
         K, near_pi = rotations.log(Q)
         left = left @ rotations.exp(torch.einsum("n,bnij->bij", weights, K))
-        stats.det_flips += int((reflected & counted[:, None]).sum())
-        stats.near_pi += int((near_pi & counted[:, None]).sum())
     if "s" in FACTORS[branch]:
         shift = S[:, 1:] / S[:, :1].clamp_min(SPECTRUM_FLOOR) - 1
         spectrum = spectrum * (1 + torch.einsum("n,bnk->bk", weights, shift))
-    return left * spectrum.unsqueeze(-2)
+    return left * spectrum.unsqueeze(-2), reflected, near_pi

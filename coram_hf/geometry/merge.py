@@ -1,8 +1,9 @@
-"""CORAM on one matrix, chunk by chunk: load, balance, split conflicts, merge the slices, store."""
+"""CORAM on one matrix, chunk by chunk: load, balance, split conflicts, merge the slices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,19 +11,31 @@ from torch import Tensor
 from coram_hf.config import CoramConfig
 from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.kernel import SliceStats, merge_slices
-from coram_hf.geometry.slices import chunks, load, new_buffer, row_blocks, store
+from coram_hf.geometry.slices import chunks, load, new_buffer, row_blocks
 from coram_hf.geometry.spread import spread_order
 
 
+class MergedRows(NamedTuple):
+    """Some rows of a merged matrix: which, and their update in the compute dtype."""
+
+    rows: slice | Tensor
+    update: Tensor
+    stats: SliceStats
+
+
 def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | None = None) -> Tensor:
-    """W_merge of one matrix (d_out x d_in), before amplification; float64 for float64 input, else float32."""
+    """W_merge of one matrix (d_out x d_in) before amplification; float64 for float64 input, else float32."""
     config = config or CoramConfig()
     if config.balance is not None:
         raise ValueError(
             "balance needs the update norms of the whole model; use CoramMerger, "
             "or scale the experts yourself and pass balance=None"
         )
-    merged, _ = merge_update(base, experts, config)
+    check_tensors(base, experts)
+    if base.ndim != 2:
+        raise ValueError(f"base must be a 2-D matrix, found shape {tuple(base.shape)}")
+    base = base.detach()
+    merged, _ = merge_update(base, [expert.detach() for expert in experts], config)
     for rows in row_blocks(base):
         merged[rows] += base[rows]
     return merged
@@ -38,35 +51,52 @@ def merge_update(
 ) -> tuple[Tensor, SliceStats]:
     """W_merge - W_0 of one matrix, and what happened to its slices.
 
-    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0). The update goes
-    to `out` if given, else to a new tensor, float64 for float64 input and float32 otherwise.
+    The update goes to `out` if given, else to a new tensor, float64 for float64 input and float32
+    otherwise.
     """
-    _check(base, experts)
+    update = base.new_empty(base.shape, dtype=update_dtype(base)) if out is None else out
+    stats = SliceStats()
+    for merged in merge_rows(base, experts, config, factors=factors):
+        if isinstance(merged.rows, slice):
+            update[merged.rows] = merged.update
+        else:
+            update.index_copy_(0, merged.rows, merged.update.to(update.dtype))
+        stats += merged.stats
+    return update, stats
+
+
+def merge_rows(
+    base: Tensor,
+    experts: Sequence[Tensor],
+    config: CoramConfig,
+    *,
+    factors: Sequence[float] | None = None,
+) -> Iterator[MergedRows]:
+    """W_merge - W_0 of one matrix, chunk by chunk, in some tens of megabytes whatever its size.
+
+    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0).
+    """
     (d_out, d_in), height, compute = base.shape, config.slice_height, config.torch_compute_dtype
     factors = [1.0] * len(experts) if factors is None else factors
     weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=base.device)
-    update = base.new_empty(base.shape, dtype=update_dtype(base)) if out is None else out
-
     order = None
     if config.spread is not None:
         order = spread_order(base, experts, config.spread, height, factors, compute)
     matrices = [base, *experts]
     slice_numel = len(matrices) * height * d_in
     buffer = new_buffer(d_out, height, slice_numel, base.new_empty(0, dtype=compute))
-    stats = SliceStats()
     for chunk in chunks(d_out, height, slice_numel * buffer.element_size()):
         stack = load(matrices, chunk, order, buffer)
         for i, factor in enumerate(factors, start=1):
             if factor != 1:
                 torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
         eta = split_conflicts_(stack, weights, config.conflict) if config.conflict else None
-        merged, chunk_stats = merge_slices(stack, weights, config.branch)
+        update, stats = merge_slices(stack, weights, config.branch)
         if eta is not None:
-            merged += eta
-        store(merged, chunk, order, update)
-        chunk_stats.squared_norm = float(torch.linalg.vector_norm(merged)) ** 2
-        stats += chunk_stats
-    return update, stats
+            update += eta
+        stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
+        rows = slice(chunk.start, chunk.stop)
+        yield MergedRows(rows if order is None else order[rows], update.flatten(0, 1), stats)
 
 
 def update_dtype(base: Tensor) -> torch.dtype:
@@ -74,14 +104,16 @@ def update_dtype(base: Tensor) -> torch.dtype:
     return torch.float64 if base.dtype == torch.float64 else torch.float32
 
 
-def _check(base: Tensor, experts: Sequence[Tensor]) -> None:
-    if base.ndim != 2 or not base.is_floating_point():
-        raise ValueError(f"base must be a floating 2-D tensor, found {base.dtype} {tuple(base.shape)}")
+def check_tensors(base: Tensor, experts: Sequence[Tensor]) -> None:
+    """One base and at least one expert, floating, finite, and of one shape."""
     if not experts:
         raise ValueError("no experts: at least one is needed")
-    for i, expert in enumerate(experts):
-        if expert.shape != base.shape or not expert.is_floating_point():
+    for who, tensor in (("base", base), *((f"expert {i}", expert) for i, expert in enumerate(experts))):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{who} must be a floating tensor, found {tensor.dtype}")
+        if tensor.shape != base.shape:
             raise ValueError(
-                f"expert {i} must be a floating tensor of shape {tuple(base.shape)} like the base, "
-                f"found {expert.dtype} {tuple(expert.shape)}"
+                f"{who} must have the base's shape {tuple(base.shape)}, found {tuple(tensor.shape)}"
             )
+        if not all(tensor.reshape(tensor.shape or 1)[rows].isfinite().all() for rows in row_blocks(tensor)):
+            raise ValueError(f"{who} holds NaN or infinite values")

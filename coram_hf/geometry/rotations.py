@@ -10,7 +10,7 @@ from torch import Tensor
 NEAR_PI = 3.0
 """Angles above this take the near-pi logarithm: there the Cayley transform loses its accuracy."""
 
-EXACTLY_PI = 1e-10
+EXACTLY_PI = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Eigenvalues this close to -1 are treated as a half turn, whose plane is all that is defined."""
 
 
@@ -73,7 +73,7 @@ def _log_near_pi(Q: Tensor) -> Tensor:
     hermitian = 1j * torch.linalg.solve(eye + phase * Q, eye - phase * Q)
     E = torch.linalg.eigh((hermitian + hermitian.mH) / 2)[1]
     values = (E.conj() * (Q.to(E.dtype) @ E)).sum(-2)
-    half_turn = (values + 1).abs() < EXACTLY_PI
+    half_turn = (values + 1).abs() < EXACTLY_PI[Q.dtype]
     theta = torch.where(half_turn, 0.0, values.angle())
     return skew(-((E * theta) @ E.mH).imag) + _half_turn(E[:, half_turn])
 

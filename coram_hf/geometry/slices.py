@@ -55,15 +55,6 @@ def load(matrices: Sequence[Tensor], chunk: Chunk, order: Tensor | None, buffer:
     return stack
 
 
-def store(update: Tensor, chunk: Chunk, order: Tensor | None, out: Tensor) -> None:
-    """Write a chunk's merged slices back to the rows that they came from."""
-    rows = update.reshape(chunk.stop - chunk.start, -1)
-    if order is None:
-        out[chunk.start : chunk.stop] = rows
-    else:
-        out.index_copy_(0, order[chunk.start : chunk.stop], rows.to(out.dtype))
-
-
 def new_buffer(d_out: int, height: int, slice_numel: int, like: Tensor) -> Tensor:
     """A flat working buffer for the largest chunk, in the dtype and on the device of `like`."""
     slice_bytes = slice_numel * like.element_size()

@@ -63,17 +63,17 @@ def row_priority(scores: Tensor, mode: Spread) -> Tensor:
 
 def _balance_owners(ranked: Tensor, priority: Tensor, owners: Tensor, n_slices: int, height: int) -> Tensor:
     """Each row goes to the open slice of least load; ties: fewest rows of its owner, then the index."""
-    load = np.zeros(n_slices)
+    weight_of = np.zeros(n_slices)
     filled = np.zeros(n_slices, dtype=np.int64)
     owned = np.zeros((int(owners.max()) + 1, n_slices), dtype=np.int64)
     order = np.empty((n_slices, height), dtype=np.int64)
     for row, weight, owner in zip(
         ranked.tolist(), priority[ranked].tolist(), owners[ranked].tolist(), strict=True
     ):
-        lightest = np.flatnonzero(load == load.min())
+        lightest = np.flatnonzero(weight_of == weight_of.min())
         g = lightest[owned[owner, lightest].argmin()]
         order[g, filled[g]] = row
         filled[g] += 1
         owned[owner, g] += 1
-        load[g] = load[g] + weight if filled[g] < height else np.inf
+        weight_of[g] = weight_of[g] + weight if filled[g] < height else np.inf
     return torch.from_numpy(order.reshape(-1))

@@ -31,7 +31,8 @@ class MergeReport:
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (given lambda).
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given", where
+    lambda was set by hand and kappa had no part in it.
     counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
     outside_share: per expert, the norm of its update outside the targets over that of all its update;
     left_at_base: the same for all experts together, as far as it was left at the base.

@@ -33,15 +33,25 @@ class ModelSink:
         self._moved = self._lost = 0.0
 
     def write(self, name: str, base: Tensor, update: Tensor, coefficient: float = 1.0) -> None:
-        """W_0 + coefficient * update, summed in float64 and rounded once to the model's dtype."""
+        """W_0 + coefficient * update, summed in float64 and rounded to the model's dtype."""
         out, origin, delta = (t.reshape(t.shape or 1) for t in (self._tensors[name], base, update))
         for rows in row_blocks(out):
-            wide, change = origin[rows].to("cpu", torch.float64), delta[rows].to("cpu", torch.float64)
-            total = torch.add(wide, change, alpha=coefficient)
-            rounded = total.to(out.dtype)
-            out[rows] = rounded.to(out.device)
-            self._moved += (coefficient * float(change.norm())) ** 2
-            self._lost += float((total - rounded.double()).norm()) ** 2
+            self.write_rows(out, origin, rows, delta[rows], coefficient)
+
+    def write_rows(
+        self, out: Tensor, base: Tensor, rows: slice | Tensor, update: Tensor, coefficient: float
+    ) -> None:
+        """The same for some rows of a tensor of this sink, or of a view of one."""
+        wide, change = base[rows].to("cpu", torch.float64), update.to("cpu", torch.float64)
+        total = torch.add(wide, change, alpha=coefficient)
+        rounded = total.to(out.dtype)
+        out[rows] = rounded.to(out.device)
+        self._moved += (coefficient * float(change.norm())) ** 2
+        self._lost += float((total - rounded.double()).norm()) ** 2
+
+    def tensor(self, name: str) -> Tensor:
+        """The result's own tensor."""
+        return self._tensors[name]
 
     def keep(self, name: str, base: Tensor) -> None:
         """W_0, where the copy does not hold it already: rows of new tokens."""

@@ -45,6 +45,10 @@ def open_models(
 ) -> Models:
     """Name the experts and check that each has the base's architecture, tensors and shapes."""
     _require_model("the base", base)
+    if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
+        raise MergeError(
+            f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
+        )
     named = dict(experts) if isinstance(experts, Mapping) else _name(base, experts)
     if not named:
         raise MergeError("no experts: pass at least one model fine-tuned from the base")

@@ -9,6 +9,8 @@ difference of the two updates relative to the update's norm.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import resource
 import threading
@@ -76,6 +78,8 @@ def peak_extra_bytes(run: Callable[[], Tensor]) -> int:
         status = Path("/proc/self/status").read_text()
         return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     start, peak, done = anonymous(), 0, threading.Event()
 
     def watch() -> None:
@@ -99,7 +103,7 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=5)
     parser.add_argument("--height", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -120,7 +124,7 @@ def main() -> None:
     kernel_update = ours("full", torch.empty(base.shape, dtype=torch.float64))
     kernel_time = best_time(lambda: ours("full"), args.repeats)
     rival_update = svd_merge(base, experts, args.height)
-    rival_time = best_time(lambda: svd_merge(base, experts, args.height), 1)
+    rival_time = best_time(lambda: svd_merge(base, experts, args.height), args.repeats)
     difference = float((kernel_update - rival_update).norm() / rival_update.norm())
     del kernel_update, rival_update
 
