@@ -119,15 +119,15 @@ def _unchanged(relative: Mapping[str, float]) -> str:
 
 def _warnings(relative: Mapping[str, float], D: float, config: CoramConfig) -> list[str]:
     foreign = [f"{name!r} (r = {r:.2f})" for name, r in relative.items() if r >= FOREIGN_UPDATE]
+    warnings = []
     if foreign:
-        return [
+        warnings.append(
             f"expert {', '.join(foreign)} differs from the base by about as much as unrelated weights do: "
             "the experts do not seem to share this base"
-        ]
+        )
     by_rule = config.lam_source == "rule"
     if math.isinf(D):
-        return [_unchanged(relative) + (" and the kappa rule does not apply" if by_rule else "")]
-    warnings = []
+        return [*warnings, _unchanged(relative) + (" and the kappa rule does not apply" if by_rule else "")]
     low, high = UNEXPLORED_DISPERSION
     if low < D < high and by_rule:
         warnings.append(

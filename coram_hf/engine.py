@@ -25,9 +25,6 @@ from coram_hf.targets import find_targets
 
 logger = logging.getLogger("coram_hf")
 
-NOTABLE_ROUNDING = 0.25
-"""Share of the update's norm above which a loss by rounding is worth a warning."""
-
 MergeOne = Callable[[str, Tensor, list[Tensor], Tensor], None]
 """Merge one matrix or tensor: (name, base, experts, where the update goes)."""
 
@@ -98,7 +95,7 @@ class Engine:
         vocabulary = self.models.vocabulary
         sink = ModelSink(self.base, self.dtype, vocabulary.size if vocabulary.grows else None)
         if vocabulary.grows:
-            for name in vocabulary.tensors:
+            for name in vocabulary.token_axis:
                 sink.keep(name, self.models.tensors(name)[0])
         return sink
 
@@ -166,14 +163,7 @@ class Engine:
         stats: SliceStats,
         sink: ModelSink,
     ) -> MergeReport:
-        """The record of a finished merge; a rounding loss that matters is added to its warnings."""
-        warnings = list(plan.warnings)
-        if sink.rounding_loss > NOTABLE_ROUNDING:
-            warnings.append(
-                f"rounding to {sink.model.dtype} lost {sink.rounding_loss:.0%} of the merged update; "
-                'dtype="float32" would keep it'
-            )
-            logger.warning(warnings[-1])
+        """The record of a finished merge."""
         return MergeReport(
             method=method,
             line=plan.line,
@@ -192,8 +182,8 @@ class Engine:
             counts={"targets": len(plan.targets), "residual": len(plan.residual), **stats.counts()},
             outside_share=plan.outside_share,
             left_at_base=0.0 if plan.residual else self.survey.total_outside_share(),
-            rounding_loss=sink.rounding_loss,
+            rounding_loss=0.0,
             vocabulary=plan.vocabulary,
-            warnings=tuple(warnings),
+            warnings=plan.warnings,
             versions=library_versions(),
-        )
+        ).with_rounding(sink.rounding_loss, sink.model.dtype)

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from coram_hf.config import check_names
-from coram_hf.sources.vocabulary import Policy
+from coram_hf.sources.tokens import Policy
 
 
 class MergeOptions(TypedDict, total=False):

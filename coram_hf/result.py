@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from coram_hf.errors import MergeError
 from coram_hf.report import MergeReport
 from coram_hf.sinks import ModelSink
 from coram_hf.sources import Models
-from coram_hf.sources.companions import companion_files, companion_folder
+from coram_hf.sources.companions import companion_folder, copy_companions, logger
 from coram_hf.sources.quantized import stored_quantized
 
 
@@ -62,8 +61,7 @@ class MergeResult:
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
-            rounding_loss=sink.rounding_loss,
-        )
+        ).with_rounding(sink.rounding_loss, sink.model.dtype)
         return MergeResult(sink.model, report, self._origin, self._updates)
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
@@ -78,9 +76,10 @@ class MergeResult:
             options.setdefault("save_original_format", False)
         self.model.save_pretrained(folder, **options)
         source = companion_folder(base)
-        if source is not None and source.resolve() != folder.resolve():
-            for path in companion_files(source, self._origin.trust_remote_code):
-                shutil.copyfile(path, folder / path.name)
-        if self._origin.models.vocabulary.tokenizer is not None:
-            self._origin.models.vocabulary.tokenizer.save_pretrained(folder)
+        if source is not None:
+            copy_companions(source, folder, self._origin.trust_remote_code)
+        if self._origin.models.tokenizer is not None:
+            self._origin.models.tokenizer.save_pretrained(folder)
+        if getattr(base.config, "auto_map", None) and not self._origin.trust_remote_code:
+            logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
         self.report.save(folder)

@@ -10,6 +10,10 @@ from architectures import ARCHITECTURES
 from models import fine_tuned
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf.targets import find_targets
+
+SWITCH_TARGETS = 2 * 4 + 2 * 8 + (2 * 1 + 2 * 4) * 2
+"""Attention of two encoder and two decoder layers; per stack, a dense and a four-expert MLP of two maps."""
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -106,4 +110,88 @@ def test_llama4_experts_are_transposed():
     from coram_hf.targets import _projections
 
     config = Llama4TextConfig(hidden_size=8, intermediate_size=12, num_local_experts=2)
-    assert [transposed for _, transposed in _projections(Llama4TextExperts(config))] == [True, True]
+    assert [transposed for _, transposed in _projections(Llama4TextExperts(config), set())] == [True, True]
+
+
+def small(name):
+    """Further models whose parts are easily taken for targets."""
+    import transformers as hf
+    from architectures import COMMON, GROUPED, VISION
+
+    moe = {
+        "num_experts": 4,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 44,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 64,
+    }
+    models = {
+        "SmolVLM": lambda: hf.SmolVLMForConditionalGeneration(
+            hf.SmolVLMConfig(
+                text_config=hf.LlamaConfig(**GROUPED), vision_config=VISION, scale_factor=2, pad_token_id=0
+            )
+        ),
+        "GIT": lambda: hf.GitForCausalLM(hf.GitConfig(**COMMON, vision_config=VISION)),
+        "SigLIP": lambda: hf.SiglipModel(
+            hf.SiglipConfig(text_config=COMMON | {"projection_size": 32}, vision_config=VISION)
+        ),
+        "Switch": lambda: hf.SwitchTransformersForConditionalGeneration(
+            hf.SwitchTransformersConfig(
+                **moe, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
+            )
+        ),
+        "RWKV": lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**COMMON, attention_hidden_size=32)),
+        "Phi-MoE": lambda: hf.PhimoeForCausalLM(hf.PhimoeConfig(**GROUPED, num_local_experts=4)),
+        "BART": lambda: hf.BartForConditionalGeneration(
+            hf.BartConfig(
+                d_model=32,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=44,
+                decoder_ffn_dim=44,
+                vocab_size=48,
+                max_position_embeddings=32,
+            )
+        ),
+    }
+    torch.manual_seed(0)
+    return models[name]().eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "never"),
+    [
+        ("SmolVLM", 14, "vision"),
+        ("GIT", 12, "image_encoder"),
+        ("SigLIP", 24, "head"),
+        ("Switch", SWITCH_TARGETS, "router"),
+        ("RWKV", 2 * (4 + 3), "time_mix"),
+        ("Phi-MoE", 12, "gate.weight"),
+    ],
+)
+def test_parts_that_are_no_targets(name, count, never):
+    targets = [target.name for target in find_targets(small(name))]
+    assert len(targets) == count, targets
+    assert not any(never in target for target in targets)
+    assert any("attn" in t or "att" in t.lower() for t in targets)
+
+
+def test_all_linear_takes_linear_maps_alone():
+    targets = find_targets(ARCHITECTURES["ViT"].build(), "all-linear")
+    assert not any("token" in target.name or "position" in target.name for target in targets)
+    assert len(targets) == 13
+
+
+def test_a_resized_bart_keeps_its_logit_bias_in_line(tmp_path):
+    base = small("BART")
+    experts = {f"e{i}": fine_tuned(base, 0.05, seed=i) for i in range(2)}
+    experts["e1"].resize_token_embeddings(52, mean_resizing=False)
+    result = CoramMerger(base, experts, CoramConfig(residual="ta"), progress=False).merge()
+    assert result.model.final_logits_bias.shape == (1, 48)
+    result.save_pretrained(tmp_path)
+    _, info = type(base).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

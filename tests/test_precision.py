@@ -76,6 +76,9 @@ def test_a_loss_by_rounding_is_measured_and_reported():
     assert any(
         'dtype="float32"' in w and f"{result.report.rounding_loss:.0%}" in w for w in result.report.warnings
     )
+    louder = result.with_lambda(100.0).report
+    assert louder.rounding_loss < 0.25
+    assert not any("rounding" in w for w in louder.warnings)
     precise = CoramMerger(base, experts, dtype="float32", progress=False).merge().report
     assert precise.rounding_loss < 1e-3
     assert not any("rounding" in w for w in precise.warnings)
@@ -177,10 +180,14 @@ def test_everything_needed_to_run_the_result_is_in_the_folder(tmp_path, trusted)
         '{"image_processor_type": "CLIPImageProcessor"}'
     )
     (tmp_path / "base" / "modeling_custom.py").write_text("raise RuntimeError\n")
+    (tmp_path / "base" / "additional_chat_templates").mkdir()
+    (tmp_path / "base" / "additional_chat_templates" / "rag.jinja").write_text("{{ messages[0].content }}")
     (tmp_path / "base" / "training_args.bin").write_bytes(b"not for the result")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     options = {"trust_remote_code": trusted, "progress": False}
     result = CoramMerger(loaded, [fine_tuned(loaded, 0.05, 0)], **options).merge()
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "tokenizer.json").symlink_to(tmp_path / "base" / "tokenizer.json")
     result.save_pretrained(tmp_path / "merged")
     files = {path.name for path in (tmp_path / "merged").iterdir()}
     wanted = {
@@ -192,6 +199,7 @@ def test_everything_needed_to_run_the_result_is_in_the_folder(tmp_path, trusted)
         "chat_template.jinja",
         "preprocessor_config.json",
         "coram_report.json",
+        "additional_chat_templates",
     }
     assert files == (wanted | {"modeling_custom.py"} if trusted else wanted)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").generation_config.temperature == 0.7

@@ -167,12 +167,89 @@ def test_tokenizers_beside_the_checkpoints_are_found(base, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == tokenizer.get_vocab()
 
 
+def test_new_tokens_may_take_the_place_of_padding_rows(base):
+    """Qwen-style: 40 tokens in 48 rows, and an expert that used two of the padding rows without resizing."""
+    tokenizer = word_tokenizer(WORDS)
+    expert, own = with_tokens(base, tokenizer, ["<a>", "<b>"], 0)
+    plain = fine_tuned(base, 0.05, 1)
+    options = {"tokenizer": tokenizer, "expert_tokenizers": {"e": own}, "progress": False}
+    result = merge(base, {"e": expert, "plain": plain}, "linear", vocabulary="union", **options)
+    assert result.report.vocabulary["e"] == {"matched": 46, "added": 2, "dropped": 0}
+    assert result.report.vocabulary["plain"]["added"] == 0
+    rows = weight(result.model, EMBED)
+    torch.testing.assert_close(rows[40:42], weight(expert, EMBED)[40:42])
+    torch.testing.assert_close(rows[:40], (weight(expert, EMBED) + weight(plain, EMBED))[:40] / 2)
+    assert len(rows) == 48
+
+
+def test_tokens_without_a_row_anywhere_are_named(base):
+    small = tiny_llama(vocab_size=40)
+    own = word_tokenizer(WORDS, added=["<pad>"])
+    options = {"tokenizer": word_tokenizer(WORDS), "expert_tokenizers": {"e": own}, "vocabulary": "union"}
+    with pytest.raises(MergeError, match=r"'<pad>'.*resize the embeddings"):
+        CoramMerger(small, {"e": fine_tuned(small, 0.05, 0)}, **options)
+
+
+def test_rows_that_only_the_bases_tokenizer_knows_come_from_the_experts():
+    """The base's tokenizer has two tokens more than its embedding; an expert was resized for them."""
+    base = tiny_llama(vocab_size=40)
+    tokenizer = word_tokenizer(WORDS, added=["<p>", "<q>"])
+    expert, own = with_tokens(base, tokenizer, ["<n>"], 0)
+    options = {
+        "tokenizer": tokenizer,
+        "expert_tokenizers": {"e": own},
+        "vocabulary": "union",
+        "progress": False,
+    }
+    result = CoramMerger(base, {"e": expert}, **options).merge()
+    torch.testing.assert_close(weight(result.model, EMBED)[40:], weight(expert, EMBED)[40:])
+
+
+def test_new_rows_are_as_wide_as_the_result(base):
+    tokenizer = word_tokenizer(WORDS, added=[f"x{i}" for i in range(8)])
+    narrow = tiny_llama(dtype=torch.bfloat16)
+    expert, own = with_tokens(tiny_llama(), tokenizer, ["<n>"], 0)
+    options = {
+        "tokenizer": tokenizer,
+        "expert_tokenizers": {"e": own},
+        "vocabulary": "union",
+        "progress": False,
+    }
+    result = CoramMerger(narrow, {"e": expert}, dtype="float32", **options).merge()
+    assert torch.equal(weight(result.model, EMBED)[48], weight(expert, EMBED)[48])
+    reassembled = result.with_lambda(0.5)
+    assert torch.equal(weight(reassembled.model, EMBED), weight(result.model, EMBED))
+
+
+def test_a_head_of_another_size_than_the_embedding_is_refused(base):
+    odd = fine_tuned(base, 0.05, 0)
+    odd.lm_head = torch.nn.Linear(32, 60, bias=False)
+    with pytest.raises(MergeError, match=r"'odd', tensor 'lm_head\.weight': shape \(60, 32\)"):
+        CoramMerger(base, {"odd": odd})
+
+
+def test_a_damaged_tokenizer_does_not_stop_a_merge_that_needs_none(base, tmp_path, caplog):
+    base.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert merge(loaded, [fine_tuned(base, 0.05, 0)], "linear", progress=False).model is not None
+    assert "does not load" in caplog.text
+
+
+def test_a_given_tokenizer_is_saved(base, tmp_path):
+    tokenizer = word_tokenizer(WORDS)
+    merge(base, [fine_tuned(base, 0.05, 0)], "linear", tokenizer=tokenizer, progress=False).save_pretrained(
+        tmp_path
+    )
+    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
+
+
 def test_policies_that_cannot_work_say_why(base):
     tokenizer = word_tokenizer(WORDS)
     expert, own = with_tokens(base, tokenizer, [f"<{i}>" for i in range(12)], 0)
     with pytest.raises(MergeError, match=r'another vocabulary than the base.*vocabulary="base" or "union"'):
         CoramMerger(base, {"e": expert}, vocabulary="error")
-    with pytest.raises(MergeError, match='vocabulary="union" needs tokenizer='):
+    with pytest.raises(MergeError, match='vocabulary="union" needs the base'):
         CoramMerger(base, {"e": expert}, vocabulary="union")
     other = word_tokenizer([*WORDS[:39], "alien"])
     with pytest.raises(MergeError, match=r"'e'.*'alien'.*trained apart"):
@@ -214,6 +291,7 @@ def test_a_tied_expert_of_an_untied_base():
     expert.load_state_dict(fine_tuned(base, 0.05, 0, only="embed").state_dict())
     expert.tie_weights()
     result = merge(base, [expert], "linear", progress=False)
+    assert any("which the base does not" in w for w in result.report.warnings)
     assert result.model.lm_head.weight is not result.model.model.embed_tokens.weight
     torch.testing.assert_close(weight(result.model, HEAD), weight(expert, EMBED))
 

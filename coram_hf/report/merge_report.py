@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+NOTABLE_ROUNDING = 0.25
+"""Share of the update's norm above which a loss by rounding is worth a warning."""
+
+logger = logging.getLogger("coram_hf")
 
 REPORT_NAME = "coram_report.json"
 LIBRARIES = (
@@ -61,6 +67,16 @@ class MergeReport:
     vocabulary: dict[str, dict[str, int]]
     warnings: tuple[str, ...]
     versions: dict[str, str]
+
+    def with_rounding(self, loss: float, dtype: object) -> MergeReport:
+        """The report of weights whose rounding to `dtype` lost a share of the update; warns if it matters."""
+        warnings = [warning for warning in self.warnings if not warning.startswith("rounding")]
+        if loss > NOTABLE_ROUNDING:
+            warnings.append(
+                f'rounding to {dtype} lost {loss:.0%} of the merged update; dtype="float32" would keep it'
+            )
+            logger.warning(warnings[-1])
+        return replace(self, rounding_loss=loss, warnings=tuple(warnings))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -12,11 +13,15 @@ TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
+    "normalizer.json",
     "vocab*",
     "merges.txt",
+    "bpe.codes",
     "*.model",
+    "*.spm",
     "*.tiktoken",
     "chat_template*",
+    "additional_chat_templates/*",
 )
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 CODE_FILES = ("*.py",)
@@ -39,11 +44,15 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
         return None
 
 
-def companion_files(folder: Path, with_code: bool) -> list[Path]:
-    """The companion files in a folder; Python files only where the user trusts them."""
+def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
+    """Copy tokenizer, template and processor files; Python files only where the user trusts them."""
     patterns = (*TOKENIZER_FILES, *PROCESSOR_FILES, *(CODE_FILES if with_code else ()))
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return sorted(found)
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
+        target = folder / path.relative_to(source)
+        if target.exists() and target.samefile(path):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def find_tokenizer(model: PreTrainedModel, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
@@ -56,7 +65,7 @@ def find_tokenizer(model: PreTrainedModel, trust_remote_code: bool) -> PreTraine
             origin, trust_remote_code=trust_remote_code, **({} if commit is None else {"revision": commit})
         )
         return found
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # a merge may do without a tokenizer, however it is damaged
         logger.warning("the tokenizer of %s does not load: %s", origin, str(error).partition("\n")[0])
         return None
 

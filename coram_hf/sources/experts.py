@@ -14,18 +14,23 @@ from coram_hf.errors import MergeError
 from coram_hf.sources.companions import find_tokenizer
 from coram_hf.sources.loaded import LoadedModel
 from coram_hf.sources.quantized import dequantized
-from coram_hf.sources.vocabulary import Policy, Vocabulary, match_vocabularies
+from coram_hf.sources.tokens import Policy, embedding_rows, match_vocabularies
+from coram_hf.sources.vocabulary import Vocabulary
 
 Experts = Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel]
 
 
 @dataclass(frozen=True)
 class Models:
-    """A base and the named experts fine-tuned from it, tensor by tensor, rows of vocabularies lined up."""
+    """A base and the named experts fine-tuned from it, tensor by tensor, rows of vocabularies lined up.
+
+    tokenizer: of the merged model, where it is not simply the one beside the base.
+    """
 
     base: LoadedModel
     experts: dict[str, LoadedModel]
     vocabulary: Vocabulary
+    tokenizer: PreTrainedTokenizerBase | None = None
     warnings: list[str] = field(default_factory=list)
 
     def tensors(self, name: str) -> tuple[Tensor, list[Tensor]]:
@@ -75,8 +80,8 @@ def open_models(
     source = LoadedModel(base)
     opened = {name: LoadedModel(expert) for name, expert in named.items()}
     for name, weights in opened.items():
-        warnings += _check_same_tensors(source, name, weights, rows.tensors)
-    return Models(source, opened, rows, warnings)
+        warnings += _check_same_tensors(source, name, weights, rows.token_axis)
+    return Models(source, opened, rows, rows.tokenizer or tokenizer, warnings)
 
 
 def _require_model(who: str, model: object) -> None:
@@ -111,7 +116,7 @@ def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTraine
 
 
 def _check_same_tensors(
-    base: LoadedModel, name: str, expert: LoadedModel, vocabulary: frozenset[str]
+    base: LoadedModel, name: str, expert: LoadedModel, token_axis: Mapping[str, int]
 ) -> list[str]:
     """Compare names, shapes and kinds of dtype; returns warnings about weights that only one side ties."""
     lacking = [tensor for tensor in base if tensor not in expert and tensor not in expert.tied]
@@ -124,29 +129,38 @@ def _check_same_tensors(
                 f"and experts with the same class (base {base.class_name}, expert {expert.class_name})"
             )
     for tensor, weight in base.items():
-        _check_tensor(
-            f"expert {name!r}, tensor {tensor!r}", tensor, weight, expert[tensor], tensor in vocabulary
-        )
+        _check_tensor(name, tensor, weight, expert, token_axis.get(tensor))
     return [
         f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
         f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"
         for alias in expert
         if alias in base.tied and not torch.equal(expert[alias], expert[base.tied[alias]])
+    ] + [
+        f"expert {name!r} ties {alias!r} to {expert.tied[alias]!r}, which the base does not: the merged "
+        "model stays untied, and takes the expert's one tensor for both"
+        for alias in base
+        if alias in expert.tied
     ]
 
 
-def _check_tensor(who: str, name: str, base: Tensor, expert: Tensor, one_row_a_token: bool) -> None:
-    shapes = (base.shape[1:], expert.shape[1:]) if one_row_a_token else (base.shape, expert.shape)
-    if shapes[0] != shapes[1]:
-        raise MergeError(f"{who}: shape {tuple(expert.shape)}, but the base has {tuple(base.shape)}")
-    if expert.is_floating_point() != base.is_floating_point():
+def _check_tensor(name: str, tensor: str, base: Tensor, expert: LoadedModel, token_axis: int | None) -> None:
+    who, found = f"expert {name!r}, tensor {tensor!r}", expert[tensor]
+    expected = list(base.shape)
+    if token_axis is not None:
+        expected[token_axis] = embedding_rows(expert.model)
+    if list(found.shape) != expected:
         raise MergeError(
-            f"{who}: dtype {expert.dtype}, but the base has {base.dtype}; "
+            f"{who}: shape {tuple(found.shape)}, but the base has {tuple(base.shape)}; "
+            "experts must be fine-tuned from the base"
+        )
+    if found.is_floating_point() != base.is_floating_point():
+        raise MergeError(
+            f"{who}: dtype {found.dtype}, but the base has {base.dtype}; "
             "quantised weights must be dequantised before merging"
         )
-    if not base.is_floating_point() and not _same_meaning(name, base, expert):
+    if not base.is_floating_point() and not _same_meaning(tensor, base, found):
         raise MergeError(
-            f"{who}: its {expert.dtype} values differ from the base's; "
+            f"{who}: its {found.dtype} values differ from the base's; "
             "integer tensors are kept from the base, so the experts must agree with it"
         )
 
