@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from coram_hf.baselines import method_weights
 from coram_hf.baselines.registry import find_method
@@ -19,7 +18,7 @@ from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.options import MergeOptions
 from coram_hf.report import MergePlan
 from coram_hf.result import MergeResult
-from coram_hf.sources import Experts
+from coram_hf.sources import Expert, Experts
 
 
 class BaselineMerger:
@@ -27,7 +26,7 @@ class BaselineMerger:
 
     def __init__(
         self,
-        base: PreTrainedModel,
+        base: Expert,
         experts: Experts,
         method: str,
         *,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
 from coram_hf.amplitude import Amplitude, UpdateNorms, contraction, measure_amplitude
 from coram_hf.config import CoramConfig
@@ -19,7 +18,7 @@ from coram_hf.options import MergeOptions, check_options, output_dtype
 from coram_hf.report import MergePlan, MergeReport, library_versions
 from coram_hf.result import Origin
 from coram_hf.sinks import ModelSink
-from coram_hf.sources import Experts, open_models
+from coram_hf.sources import Expert, Experts, open_models
 from coram_hf.survey import Survey, take_survey
 from coram_hf.targets import find_targets
 
@@ -38,7 +37,7 @@ class Engine:
 
     def __init__(
         self,
-        base: PreTrainedModel,
+        base: Expert,
         experts: Experts,
         config: CoramConfig,
         label: str,
@@ -184,6 +183,12 @@ class Engine:
             left_at_base=0.0 if plan.residual else self.survey.total_outside_share(),
             rounding_loss=0.0,
             vocabulary=plan.vocabulary,
+            expert_kinds={name: expert.kind for name, expert in self.models.experts.items()},
+            orthogonality_errors={
+                name: expert.orthogonality_error
+                for name, expert in self.models.experts.items()
+                if expert.orthogonality_error is not None
+            },
             warnings=plan.warnings,
             versions=library_versions(),
         ).with_rounding(sink.rounding_loss, sink.model.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from torch import Tensor
-from transformers import PreTrainedModel
 from typing_extensions import Unpack
 
 from coram_hf.amplitude import require_coefficient
@@ -19,7 +18,7 @@ from coram_hf.options import MergeOptions
 from coram_hf.report import MergePlan
 from coram_hf.result import MergeResult
 from coram_hf.sinks import ModelSink
-from coram_hf.sources import Experts
+from coram_hf.sources import Expert, Experts
 
 
 class CoramMerger:
@@ -30,15 +29,16 @@ class CoramMerger:
     pathway also needs a few times its largest tensor.
 
     Args:
-        base: the model that all experts were fine-tuned from.
-        experts: a list of models, or a dict name -> model.
+        base: the model that all experts were fine-tuned from, or its folder or Hub id.
+        experts: a list, or a dict name -> expert; an expert is a model, a PeftModel (each of its adapters
+            is an expert), or the folder or Hub id of either.
         config: what to do; the default is the paper's `full` line under its kappa rule.
         options: vocabulary, tokenizers, dtype, trust_remote_code, progress; see `MergeOptions`.
     """
 
     def __init__(
         self,
-        base: PreTrainedModel,
+        base: Expert,
         experts: Experts,
         config: CoramConfig | None = None,
         **options: Unpack[MergeOptions],

@@ -43,6 +43,8 @@ class MergeReport:
     outside_share: per expert, the norm of its update outside the targets over that of all its update;
     left_at_base: the same for all experts together, as far as it was left at the base.
     rounding_loss: |error of rounding to the model's dtype| / |update|, over all that was written.
+    expert_kinds: "full", or the PEFT type of an adapter.
+    orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     """
 
@@ -65,6 +67,8 @@ class MergeReport:
     left_at_base: float
     rounding_loss: float
     vocabulary: dict[str, dict[str, int]]
+    expert_kinds: dict[str, str]
+    orthogonality_errors: dict[str, float]
     warnings: tuple[str, ...]
     versions: dict[str, str]
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import MergeError
+from coram_hf.sources.adapters import (
+    ADAPTER_CONFIG,
+    is_adapted,
+    load_adapter,
+    open_adapters,
+    without_adapters,
+)
 from coram_hf.sources.companions import find_tokenizer
 from coram_hf.sources.loaded import LoadedModel
+from coram_hf.sources.locate import fetch, load_model, parse_source
 from coram_hf.sources.quantized import dequantized
 from coram_hf.sources.tokens import Policy, embedding_rows, match_vocabularies
 from coram_hf.sources.vocabulary import Vocabulary
 
-Experts = Sequence[PreTrainedModel] | Mapping[str, PreTrainedModel]
+Expert = PreTrainedModel | PeftModel | str | Path
+"""A loaded model, a model with adapters (each of them is an expert), or where either is to be found."""
+
+Experts = Sequence[Expert] | Mapping[str, Expert]
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,7 @@ class Models:
 
 
 def open_models(
-    base: PreTrainedModel,
+    base: Expert,
     experts: Experts,
     *,
     vocabulary: Policy = "base",
@@ -49,62 +62,116 @@ def open_models(
     trust_remote_code: bool = False,
 ) -> Models:
     """Name the experts and check that each has the base's architecture, tensors and shapes."""
-    _require_model("the base", base)
+    origin = _open_base(base, trust_remote_code)
     if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
         raise MergeError(
             f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
         )
-    named = dict(experts) if isinstance(experts, Mapping) else _name(base, experts)
-    if not named:
+    opened: dict[str, LoadedModel] = {}
+    warnings: list[str] = []
+    pairs = experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts)
+    for position, (given, expert) in enumerate(pairs, start=1):
+        for name, weights in _open_expert(origin, given, expert, position, trust_remote_code, warnings):
+            if name in opened:
+                raise MergeError(
+                    f"two experts are called {name!r}; pass a dict name -> model to tell them apart"
+                )
+            _check_same_architecture(origin, name, weights.model)
+            opened[name] = weights
+    if not opened:
         raise MergeError("no experts: pass at least one model fine-tuned from the base")
-    for name, expert in named.items():
-        if not isinstance(name, str) or not name:
-            raise MergeError(f"an expert's name must be a non-empty string, found {name!r}")
-        _require_model(f"expert {name!r}", expert)
-    unknown = set(expert_tokenizers or ()) - set(named)
+    unknown = set(expert_tokenizers or ()) - set(opened)
     if unknown:
         raise MergeError(
-            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; there are {list(named)}"
+            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; there are {list(opened)}"
         )
 
-    base = dequantized("the base", base)
-    named = {name: dequantized(f"expert {name!r}", expert) for name, expert in named.items()}
-    for name, expert in named.items():
-        _check_same_architecture(base, name, expert)
-    own = tokenizer or find_tokenizer(base, trust_remote_code)
+    own = tokenizer or find_tokenizer(origin, trust_remote_code)
     theirs = {
-        name: (expert_tokenizers or {}).get(name) or find_tokenizer(expert, trust_remote_code)
-        for name, expert in named.items()
+        name: (expert_tokenizers or {}).get(name) or find_tokenizer(weights.model, trust_remote_code)
+        for name, weights in opened.items()
     }
-    rows, warnings = match_vocabularies(base, named, vocabulary, own, theirs)
-    source = LoadedModel(base)
-    opened = {name: LoadedModel(expert) for name, expert in named.items()}
+    models = {name: weights.model for name, weights in opened.items()}
+    rows, differences = match_vocabularies(origin, models, vocabulary, own, theirs)
+    source = LoadedModel(origin)
     for name, weights in opened.items():
         warnings += _check_same_tensors(source, name, weights, rows.token_axis)
-    return Models(source, opened, rows, rows.tokenizer or tokenizer, warnings)
+    return Models(source, opened, rows, rows.tokenizer or tokenizer, [*differences, *warnings])
+
+
+def _open_base(base: Expert, trust_remote_code: bool) -> PreTrainedModel:
+    """The base as a plain model in memory; adapters in it are left out."""
+    if isinstance(base, str | Path):
+        folder = fetch(parse_source(str(base)))
+        if (folder / ADAPTER_CONFIG).is_file():
+            raise MergeError(f"the base {str(base)!r} is an adapter; pass the model that it was trained on")
+        base = load_model(folder, trust_remote_code)
+    model = base.get_base_model() if isinstance(base, PeftModel) else base
+    _require_model("the base", model)
+    return without_adapters(dequantized("the base", cast(PreTrainedModel, model)))
+
+
+def _open_expert(
+    base: PreTrainedModel,
+    given: object,
+    expert: Expert,
+    position: int,
+    trust_remote_code: bool,
+    warnings: list[str],
+) -> Iterator[tuple[str, LoadedModel]]:
+    """One expert, or each adapter of one, by the given name or that of its adapter, folder or repository."""
+    if given is not None and (not isinstance(given, str) or not given):
+        raise MergeError(f"an expert's name must be a non-empty string, found {given!r}")
+    label = given
+    if isinstance(expert, str | Path):
+        source = parse_source(str(expert))
+        label = label or source.name
+        folder = fetch(source)
+        if (folder / ADAPTER_CONFIG).is_file():
+            expert = load_adapter(base, folder, f"expert {label!r}")
+            warnings += _other_base(base, label, expert)
+        else:
+            expert = load_model(folder, trust_remote_code)
+    if isinstance(expert, PeftModel):
+        adapters = open_adapters(f"expert {label or position!r}", expert)
+        for adapter, weights in adapters.items():
+            if len(adapters) == 1:
+                yield label or (f"expert_{position}" if adapter == "default" else adapter), weights
+            else:
+                yield f"{label}/{adapter}" if label else adapter, weights
+        return
+    _require_model(f"expert {label or position!r}", expert)
+    if is_adapted(expert):
+        raise MergeError(
+            f"expert {label or position!r} holds adapters; pass it as a PeftModel, or merge them first"
+        )
+    name = label or _name_by_origin(base, expert, position)
+    yield name, LoadedModel(dequantized(f"expert {name!r}", expert))
+
+
+def _other_base(base: PreTrainedModel, name: str, adapter: PeftModel) -> list[str]:
+    """A warning when an adapter says that it was trained on another model than the base."""
+    trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
+    ours = base.name_or_path
+    if not trained_on or not ours or Path(trained_on).name == Path(ours).name:
+        return []
+    return [f"expert {name!r} is an adapter of {trained_on!r}, but the base is {ours!r}"]
 
 
 def _require_model(who: str, model: object) -> None:
     if not isinstance(model, PreTrainedModel):
         raise MergeError(
             f"{who} is a {type(model).__name__}; pass a transformers PreTrainedModel, "
-            "for example AutoModelForCausalLM.from_pretrained(...)"
+            "for example AutoModelForCausalLM.from_pretrained(...), a PeftModel, or a folder or Hub id"
         )
 
 
-def _name(base: PreTrainedModel, experts: Sequence[PreTrainedModel]) -> dict[str, PreTrainedModel]:
-    """Name the experts of a list by where they were loaded from, or expert_1, expert_2, ..."""
-    named: dict[str, PreTrainedModel] = {}
-    for i, expert in enumerate(experts, start=1):
-        _require_model(f"expert {i}", expert)
-        origin = expert.name_or_path or ""
-        name = Path(origin).name if Path(origin).is_dir() else origin
-        if not origin or origin == base.name_or_path:
-            name = f"expert_{i}"
-        if name in named:
-            raise MergeError(f"two experts are called {name!r}; pass a dict name -> model to tell them apart")
-        named[name] = expert
-    return named
+def _name_by_origin(base: PreTrainedModel, expert: PreTrainedModel, position: int) -> str:
+    """Where an expert was loaded from, or expert_1, expert_2, ..."""
+    origin = expert.name_or_path or ""
+    if not origin or origin == base.name_or_path:
+        return f"expert_{position}"
+    return Path(origin).name if Path(origin).is_dir() else origin
 
 
 def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTrainedModel) -> None:

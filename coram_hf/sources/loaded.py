@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,20 +12,37 @@ from transformers import PreTrainedModel
 class LoadedModel(Mapping[str, Tensor]):
     """Parameters and persistent buffers by name; a tied parameter appears once, under its first name.
 
-    `tied` maps the further names of tied parameters to their first one; they can be looked up, too.
+    tied: the further names of tied parameters, and their first one; they can be looked up, too.
+    overrides: parameters that are made when they are asked for, by an adapter.
+    kind: "full", or the PEFT type of the adapter; orthogonality_error: max |R^T R - I| of an OFT adapter.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        overrides: Mapping[str, Callable[[], Tensor]] | None = None,
+        *,
+        kind: str = "full",
+        orthogonality_error: float | None = None,
+    ) -> None:
         self.model = model
+        self.kind = kind
+        self.orthogonality_error = orthogonality_error
         first = {id(parameter): name for name, parameter in model.named_parameters()}
         every = dict(model.named_parameters(remove_duplicate=False))
         buffers = {k: v for k, v in model.state_dict().items() if k not in every}
         self._tensors: dict[str, Tensor] = {k: p.detach() for k, p in model.named_parameters()} | buffers
         self.tied = {k: first[id(p)] for k, p in every.items() if first[id(p)] != k}
+        self._overrides = dict(overrides or {})
         self.class_name = type(model).__name__
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[self.tied.get(name, name)]
+        if name in self._overrides:
+            return self._overrides[name]()
+        first = self.tied.get(name, name)
+        if first in self._overrides:
+            return self._overrides[first]()
+        tensor = self._tensors[first]
         return tensor.to(torch.float32) if _is_float8(tensor) else tensor
 
     def __iter__(self) -> Iterator[str]:

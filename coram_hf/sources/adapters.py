@@ -1,0 +1,196 @@
+"""PEFT adapters as experts: their weights are made one matrix at a time, and no model is changed.
+
+Adapters are never loaded into the user's base. A shadow of it, a second tree of modules over the same
+storage, takes their layers; an adapted matrix is then made from a float32 copy of that one layer, by the
+layer's own merge. This serves every PEFT method that can merge into weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftConfig, PeftModel
+from peft.tuners.oft import OFTLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import load_peft_weights
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from coram_hf.errors import MergeError
+from coram_hf.sources.loaded import LoadedModel
+
+ADAPTER_CONFIG = "adapter_config.json"
+KEY_PREFIX = "base_model.model."
+"""What PEFT puts before the names of a model's modules in the files of an adapter."""
+
+
+def shadow(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules over the same storage: layers can be replaced, weights must not be written."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    memo |= {id(buffer): buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether PEFT has put layers of its own into the model."""
+    return any(isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper) for m in model.modules())
+
+
+def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as it was before PEFT changed it: itself, or a shadow with the original layers in place."""
+    if not is_adapted(model):
+        return model
+    plain = shadow(model)
+    for name, module in list(adapted_modules(plain)):
+        parent, _, child = name.rpartition(".")
+        setattr(plain.get_submodule(parent), child, _original(module))
+    plain._hf_peft_config_loaded = False
+    return plain
+
+
+def load_adapter(base: PreTrainedModel, folder: Path, who: str) -> PeftModel:
+    """An adapter folder over a shadow of the base, resized to the adapter's vocabulary if need be."""
+    config = PeftConfig.from_pretrained(str(folder))
+    _require_mergeable(who, config)
+    skeleton = shadow(base)
+    state = load_peft_weights(str(folder), device="cpu")
+    _resize_for(skeleton, state)
+    own = dict(skeleton.named_parameters())
+    for key in state:
+        parameter = own.get(key.removeprefix(KEY_PREFIX).replace(".base_layer.", "."))
+        if parameter is not None:
+            parameter.data = parameter.data.clone()
+    try:
+        return PeftModel.from_pretrained(skeleton, str(folder), config=config)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise MergeError(
+            f"{who}: the adapter in {folder} does not fit the base ({type(error).__name__}: {why}); "
+            f"was it trained on {config.base_model_name_or_path!r}?"
+        ) from error
+
+
+def open_adapters(who: str, model: PeftModel) -> dict[str, LoadedModel]:
+    """Every adapter of a PeftModel as an expert, by the adapter's name."""
+    inner = cast(PreTrainedModel, model.get_base_model())
+    plain = without_adapters(inner)
+    experts = {}
+    for adapter, config in model.peft_config.items():
+        _require_mergeable(f"{who}, adapter {adapter!r}", config)
+        overrides = dict(_overrides(inner, adapter))
+        _probe(f"{who}, adapter {adapter!r}", config, overrides)
+        error = _orthogonality(inner, adapter)
+        experts[adapter] = LoadedModel(plain, overrides, kind=_method(config), orthogonality_error=error)
+    return experts
+
+
+def adapted_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules that PEFT put in place of original ones."""
+    for name, child in model.named_children():
+        if isinstance(child, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            yield prefix + name, child
+        else:
+            yield from adapted_modules(child, f"{prefix}{name}.")
+
+
+def has_adapter(layer: nn.Module, adapter: str) -> bool:
+    """Whether a layer of PEFT's, or one that it wraps, has parameters of an adapter."""
+    chain = [m for m in layer.modules() if isinstance(m, BaseTunerLayer)]
+    return any(adapter in getattr(part, key, ()) for part in chain for key in part.adapter_layer_names)
+
+
+def _original(module: Any) -> nn.Module:
+    """The module that PEFT wrapped, with merged adapters taken out again."""
+    if isinstance(module, AuxiliaryTrainingWrapper):
+        return _original(module.original_module)
+    if not isinstance(module, BaseTunerLayer):
+        return cast(nn.Module, module)
+    if module.merged:
+        module = copy.deepcopy(module)
+        module.unmerge()
+    return _original(module.base_layer)
+
+
+def _overrides(model: nn.Module, adapter: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Parameter names that an adapter changes, and how to make their weights."""
+    for name, module in adapted_modules(model):
+        if isinstance(module, ModulesToSaveWrapper):
+            trained = module.modules_to_save
+            if adapter in trained:
+                for key, parameter in trained[adapter].named_parameters():
+                    yield f"{name}.{key}", parameter.detach
+            continue
+        layer: Any = module if isinstance(module, BaseTunerLayer) else module.token_adapter
+        if has_adapter(layer, adapter):
+            for key, _ in _original(layer).named_parameters():
+                yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key)
+
+
+def _merged_parameter(layer: Any, adapter: str, key: str) -> Tensor:
+    """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
+    with torch.no_grad():
+        clone = copy.deepcopy(layer)
+        if clone.merged:
+            clone.unmerge()
+        wide = any(p.dtype == torch.float64 for p in clone.parameters())
+        part: Any = clone.double() if wide else clone.float()
+        while isinstance(part, BaseTunerLayer):
+            part.merge(adapter_names=[adapter])
+            part = cast(Any, part).base_layer
+        return cast(nn.Module, part).get_parameter(key).detach()
+
+
+def _method(config: PeftConfig) -> str:
+    """The PEFT method of an adapter, such as LORA."""
+    return str(getattr(config.peft_type, "value", config.peft_type))
+
+
+def _require_mergeable(who: str, config: PeftConfig) -> None:
+    if config.is_prompt_learning or _method(config) == "ADAPTION_PROMPT":
+        raise MergeError(
+            f"{who} is a {_method(config)} adapter, which adds virtual tokens or prompts and does not change "
+            "weights: there is nothing to merge; use LoRA, OFT or another method that merges into weights"
+        )
+
+
+def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tensor]]) -> None:
+    """Make one adapted weight, to learn before merging whether the method can."""
+    if not overrides:
+        raise MergeError(f"{who} changes no weight of the model")
+    try:
+        next(iter(overrides.values()))()
+    except (NotImplementedError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise MergeError(
+            f"{who} is a {_method(config)} adapter that PEFT cannot merge into weights "
+            f"({type(error).__name__}: {why})"
+        ) from error
+
+
+def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
+    """Resize the embeddings to those that the adapter carries along, if it was trained with more tokens."""
+    embedding: Any = model.get_input_embeddings()
+    path = next((name for name, module in model.named_modules() if module is embedding), None)
+    for key, tensor in state.items():
+        whole = key.removeprefix(KEY_PREFIX) in (f"{path}.weight", f"{path}.modules_to_save.weight")
+        if whole and len(tensor) != len(embedding.weight):
+            model.resize_token_embeddings(len(tensor), mean_resizing=False)
+
+
+def _orthogonality(model: nn.Module, adapter: str) -> float | None:
+    """max |R^T R - I| over the rotations of an OFT adapter, as it makes them itself; None for others."""
+    worst = None
+    for _, layer in adapted_modules(model):
+        if isinstance(layer, OFTLayer) and has_adapter(layer, adapter):
+            clone: Any = copy.deepcopy(layer)
+            with torch.no_grad():
+                R = clone.float().get_delta_weight(adapter)
+            error = float((R.mT @ R - torch.eye(R.shape[-1], device=R.device)).abs().max())
+            worst = max(worst or 0.0, error)
+    return worst

@@ -1,0 +1,317 @@
+"""Adapters as experts: every PEFT method through one path, without touching the user's models."""
+
+import copy
+
+import numpy as np
+import peft
+import pytest
+import reference
+import torch
+from architectures import ARCHITECTURES
+from models import fine_tuned, snapshot, tiny_llama
+from peft import PeftModel, get_peft_model
+
+from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf.baselines import merge
+from coram_hf.sources.adapters import load_adapter, open_adapters
+
+ALL = ["q_proj", "v_proj", "up_proj", "down_proj"]
+SQUARE = ["q_proj", "o_proj"]
+METHODS = {
+    "LoRA": lambda: peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=ALL, rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 16}
+    ),
+    "rsLoRA": lambda: peft.LoraConfig(r=4, use_rslora=True, target_modules=ALL),
+    "DoRA": lambda: peft.LoraConfig(r=4, use_dora=True, target_modules=ALL),
+    "PiSSA": lambda: peft.LoraConfig(r=4, init_lora_weights="pissa", target_modules=ALL),
+    "LoRA with bias": lambda: peft.LoraConfig(r=4, bias="all", target_modules=ALL),
+    "LoRA on embeddings": lambda: peft.LoraConfig(r=4, target_modules=[*ALL, "embed_tokens"]),
+    "LoRA, modules_to_save": lambda: peft.LoraConfig(
+        r=4, target_modules=ALL, modules_to_save=["lm_head", "embed_tokens"]
+    ),
+    "LoRA, trainable tokens": lambda: peft.LoraConfig(
+        r=4, target_modules=ALL, trainable_token_indices=[1, 5]
+    ),
+    "OFT, Cayley": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL, use_cayley_neumann=False),
+    "OFT, Cayley-Neumann": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL),
+    "COFT": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL, coft=True, use_cayley_neumann=False),
+    "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, target_modules=ALL),
+    "LoHa": lambda: peft.LoHaConfig(r=4, target_modules=ALL),
+    "LoKr": lambda: peft.LoKrConfig(r=4, target_modules=ALL),
+    "VeRA": lambda: peft.VeraConfig(r=4, target_modules=SQUARE),
+    "IA3": lambda: peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "HRA": lambda: peft.HRAConfig(r=4, target_modules=ALL),
+    "SHiRA": lambda: peft.ShiraConfig(r=2, target_modules=SQUARE),
+    "FourierFT": lambda: peft.FourierFTConfig(n_frequency=20, target_modules=ALL),
+    "LN tuning": lambda: peft.LNTuningConfig(target_modules=["input_layernorm", "norm", "down_proj"]),
+}
+
+
+def adapted(base, config, seed, name="default"):
+    """A PeftModel over a copy of `base` whose trainable parameters have moved."""
+    model = get_peft_model(copy.deepcopy(base), config, adapter_name=name)
+    shake(model, seed)
+    return model.eval()
+
+
+def shake(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+def unloaded(model):
+    """The expert as PEFT makes it, by merging into a float32 copy."""
+    return copy.deepcopy(model).float().merge_and_unload()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=torch.arange(3, 12).unsqueeze(0)).logits
+
+
+def close(result, expected, base):
+    """Equal to 1e-5 of the update's norm, over all parameters."""
+    error = moved = 0.0
+    w0 = base.state_dict()
+    for name, tensor in expected.model.state_dict().items():
+        error += (result.model.state_dict()[name].double() - tensor.double()).square().sum().item()
+        moved += (tensor.double() - w0[name].double()).square().sum().item()
+    return error**0.5 <= 1e-5 * moved**0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_adapter_is_merged_like_the_model_it_makes(method, tmp_path):
+    base = tiny_llama(attention_bias=True)
+    experts = {f"e{i}": adapted(base, METHODS[method](), seed=i) for i in range(2)}
+    for name, expert in experts.items():
+        expert.save_pretrained(tmp_path / name)
+    outputs = {name: logits(expert) for name, expert in experts.items()}
+    before = {name: snapshot(expert) for name, expert in experts.items()}
+    config = CoramConfig.from_line("full.ta", lam=1.5)
+    whole = {name: unloaded(expert) for name, expert in experts.items()}
+    expected = CoramMerger(base, whole, config, progress=False).merge()
+    intact = snapshot(base)
+    for given in (experts, {name: tmp_path / name for name in experts}):
+        result = CoramMerger(base, given, config, progress=False).merge()
+        assert close(result, expected, base)
+        assert result.report.expert_kinds.keys() == experts.keys()
+        assert "full" not in result.report.expert_kinds.values()
+    for name, expert in experts.items():
+        assert all(torch.equal(tensor, before[name][key]) for key, tensor in expert.state_dict().items())
+        assert torch.equal(logits(expert), outputs[name])
+    assert all(torch.equal(tensor, intact[key]) for key, tensor in base.state_dict().items())
+    assert all(parameter.requires_grad for parameter in base.parameters())
+
+
+def test_oft_on_a_vision_language_model():
+    base = ARCHITECTURES["Qwen2.5-VL"].build()
+    target = r".*language_model.*(q_proj|up_proj)"
+    config = peft.OFTConfig(oft_block_size=4, target_modules=target, use_cayley_neumann=False)
+    experts = {f"e{i}": adapted(base, config, seed=i) for i in range(2)}
+    merged = CoramMerger(base, experts, CoramConfig(lam=1.5), progress=False).merge()
+    whole = {name: unloaded(expert) for name, expert in experts.items()}
+    assert close(merged, CoramMerger(base, whole, CoramConfig(lam=1.5), progress=False).merge(), base)
+
+
+def test_the_orthogonality_of_oft_is_the_adapters_own():
+    base = tiny_llama()
+    errors = {}
+    for exact in (True, False):
+        config = peft.OFTConfig(oft_block_size=4, target_modules=ALL, use_cayley_neumann=not exact)
+        report = (
+            CoramMerger(base, {"e": adapted(base, config, 0)}, CoramConfig(lam=1.0), progress=False)
+            .merge()
+            .report
+        )
+        errors[exact] = report.orthogonality_errors["e"]
+    assert errors[True] < 1e-5
+    assert errors[False] > 1e-5
+    lora = adapted(base, METHODS["LoRA"](), 0)
+    assert (
+        CoramMerger(base, [lora], CoramConfig(lam=1.0), progress=False).merge().report.orthogonality_errors
+        == {}
+    )
+
+
+def test_weights_of_a_narrow_base_are_made_in_float32():
+    base = tiny_llama(dtype=torch.bfloat16)
+    expert = adapted(base, METHODS["LoRA"](), 0)
+    weights = open_adapters("expert", expert)["default"]
+    layer = expert.get_submodule("base_model.model.model.layers.0.mlp.up_proj")
+    exact = (
+        base.state_dict()["model.layers.0.mlp.up_proj.weight"].double()
+        + layer.get_delta_weight("default").double()
+    )
+    made = weights["model.layers.0.mlp.up_proj.weight"]
+    assert made.dtype == torch.float32
+    assert (made.double() - exact).norm() < 1e-6 * exact.norm()
+
+
+def test_several_adapters_over_one_base():
+    """One PeftModel with three adapters, over the very base that is passed: PEFT has changed its modules."""
+    base = tiny_llama()
+    plain = copy.deepcopy(base)
+    model = get_peft_model(base, METHODS["LoRA"](), adapter_name="math")
+    model.add_adapter("code", METHODS["LoRA"]())
+    model.add_adapter("chat", METHODS["LoRA"]())
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    model.set_adapter("code")
+    model.train()
+    whole = {}
+    for name in ("math", "code", "chat"):
+        clone = copy.deepcopy(model)
+        clone.set_adapter(name)
+        whole[name] = clone.merge_and_unload()
+    expected = CoramMerger(plain, whole, CoramConfig(lam=1.5), progress=False).merge()
+    old = snapshot(model)
+    for given_base in (plain, base, model):
+        result = CoramMerger(given_base, [model], CoramConfig(lam=1.5), progress=False).merge()
+        assert list(result.report.relative_updates) == ["math", "code", "chat"]
+        assert close(result, expected, plain)
+        assert type(result.model) is type(plain)
+        assert result.model.state_dict().keys() == plain.state_dict().keys()
+    assert model.active_adapters == ["code"]
+    assert model.training
+    assert all(torch.equal(tensor, old[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["LoRA", "OFT, Cayley"])
+def test_a_merged_state_is_seen_through_and_left_alone(method):
+    base = tiny_llama(dtype=torch.float64)
+    expert = adapted(base, METHODS[method](), 0)
+    expected = CoramMerger(
+        base, [copy.deepcopy(expert).merge_and_unload()], CoramConfig(lam=1.5), progress=False
+    ).merge()
+    expert.merge_adapter()
+    old = snapshot(expert)
+    for given_base in (base, expert):
+        result = CoramMerger(given_base, [expert], CoramConfig(lam=1.5), progress=False).merge()
+        assert close(result, expected, base)
+    assert all(torch.equal(tensor, old[key]) for key, tensor in expert.state_dict().items())
+    assert expert.get_submodule("base_model.model.model.layers.0.mlp.up_proj").merged
+
+
+def test_adapters_and_full_models_mix(tmp_path):
+    base = tiny_llama()
+    full = fine_tuned(base, 0.03, 5)
+    full.save_pretrained(tmp_path / "full")
+    lora, oft = adapted(base, METHODS["LoRA"](), 0), adapted(base, METHODS["OFT, Cayley"](), 1)
+    oft.save_pretrained(tmp_path / "oft")
+    experts = {"full": full, "lora": lora, "oft": str(tmp_path / "oft"), "folder": tmp_path / "full"}
+    report = merge(base, experts, "linear", progress=False).report
+    assert report.expert_kinds == {"full": "full", "lora": "LORA", "oft": "OFT", "folder": "full"}
+    assert report.relative_updates["full"] == report.relative_updates["folder"]
+    named = merge(
+        base, [f"x={tmp_path / 'oft'}", str(tmp_path / "full"), lora], "linear", progress=False
+    ).report
+    assert list(named.relative_updates) == ["x", "full", "expert_3"]
+
+
+def test_mixture_experts_trained_by_parameter():
+    base = ARCHITECTURES["Mixtral"].build()
+    config = peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    )
+    expert = adapted(base, config, 0)
+    whole = copy.deepcopy(expert).merge_and_unload()
+    expected = CoramMerger(base, [whole], CoramConfig(lam=1.5), progress=False).merge()
+    result = CoramMerger(base, [expert], CoramConfig(lam=1.5), progress=False).merge()
+    assert close(result, expected, base)
+    key = "model.layers.0.mlp.experts.down_proj"
+    assert not torch.equal(whole.state_dict()[key], base.state_dict()[key])
+
+
+@pytest.mark.parametrize("saved", ["modules_to_save", "whole embeddings"])
+def test_an_adapter_with_added_tokens(tmp_path, saved):
+    base = tiny_llama()
+    larger = copy.deepcopy(base)
+    larger.resize_token_embeddings(52, mean_resizing=False)
+    options = {"modules_to_save": ["embed_tokens", "lm_head"]} if saved == "modules_to_save" else {}
+    expert = adapted(larger, peft.LoraConfig(r=4, target_modules=ALL, **options), 0)
+    expert.save_pretrained(tmp_path, save_embedding_layers=True)
+    before = snapshot(base)
+    result = CoramMerger(base, {"e": tmp_path}, CoramConfig(residual="ta", lam=1.0), progress=False).merge()
+    whole = unloaded(expert).state_dict()["model.embed_tokens.weight"][:48]
+    torch.testing.assert_close(
+        result.model.state_dict()["model.embed_tokens.weight"], whole, rtol=0, atol=1e-6
+    )
+    assert result.report.vocabulary["e"]["dropped"] == 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=2, adapter_layers=1),
+    ],
+)
+def test_methods_that_change_no_weights_are_refused(config, tmp_path):
+    base = tiny_llama()
+    model = get_peft_model(copy.deepcopy(base), config)
+    model.save_pretrained(tmp_path)
+    for expert in (model, tmp_path):
+        with pytest.raises(MergeError, match=f"{config.peft_type.value} adapter.*virtual tokens"):
+            CoramMerger(base, {"soft": expert})
+
+
+def test_an_adapter_of_another_base_is_pointed_out_or_refused(tmp_path):
+    base = tiny_llama()
+    base.name_or_path = "org/this"
+    expert = adapted(base, METHODS["LoRA"](), 0)
+    expert.peft_config["default"].base_model_name_or_path = "org/other"
+    expert.save_pretrained(tmp_path / "other")
+    plan = CoramMerger(base, {"e": tmp_path / "other"}, progress=False).inspect()
+    assert any("'e' is an adapter of 'org/other', but the base is 'org/this'" in w for w in plan.warnings)
+    wide = adapted(tiny_llama(hidden_size=64), METHODS["LoRA"](), 0)
+    wide.save_pretrained(tmp_path / "wide")
+    before = snapshot(base)
+    with pytest.raises(MergeError, match=r"expert 'e'.*does not fit the base.*size mismatch"):
+        CoramMerger(base, {"e": tmp_path / "wide"})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+    assert not any("lora" in name for name, _ in base.named_modules())
+
+
+def test_a_model_with_injected_adapters_is_no_expert():
+    base = tiny_llama()
+    injected = adapted(base, METHODS["LoRA"](), 0).get_base_model()
+    with pytest.raises(MergeError, match="holds adapters; pass it as a PeftModel"):
+        CoramMerger(base, {"e": injected})
+
+
+def test_the_weights_are_what_the_formula_says(tmp_path):
+    """LoRA by hand: W + alpha / r * B A, from the files alone."""
+    from safetensors.torch import load_file
+
+    base = tiny_llama()
+    adapted(base, peft.LoraConfig(r=4, lora_alpha=6, target_modules=["up_proj"]), 0).save_pretrained(tmp_path)
+    state = load_file(tmp_path / "adapter_model.safetensors")
+    module = "model.layers.1.mlp.up_proj"
+    A, B = (state[f"base_model.model.{module}.lora_{x}.weight"].double().numpy() for x in "AB")
+    w0 = base.state_dict()[f"{module}.weight"].double().numpy()
+    result = CoramMerger(base, {"e": tmp_path}, CoramConfig(lam=2.0), progress=False).merge()
+    merged = reference.merge(w0, [w0 + 6 / 4 * B @ A])
+    found = result.model.state_dict()[f"{module}.weight"].double().numpy()
+    np.testing.assert_allclose(found, w0 + 2.0 * (merged - w0), atol=1e-7)
+
+
+def test_a_shadow_never_writes_to_the_base(tmp_path):
+    base = tiny_llama(attention_bias=True)
+    adapted(base, METHODS["LoRA with bias"](), 0).save_pretrained(tmp_path)
+    before = snapshot(base)
+    model = load_adapter(base, tmp_path, "expert")
+    assert isinstance(model, PeftModel)
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    weights = open_adapters("expert", model)["default"]
+    assert not torch.equal(weights[bias], before[bias])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
