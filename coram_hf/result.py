@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -13,6 +14,7 @@ from coram_hf.config import check_number
 from coram_hf.errors import MergeError
 from coram_hf.report import MergeReport
 from coram_hf.sinks import ModelSink
+from coram_hf.sinks.lora import write_lora
 from coram_hf.sources import Models
 from coram_hf.sources.companions import companion_folder, copy_companions, logger
 from coram_hf.sources.quantized import stored_quantized
@@ -39,11 +41,13 @@ class MergeResult:
         report: MergeReport,
         origin: Origin,
         updates: dict[str, Tensor] | None,
+        adapter: PeftModel | None = None,
     ) -> None:
         self.model = model
         self.report = report
         self._origin = origin
         self._updates = updates
+        self._adapter = adapter
 
     def with_lambda(self, lam: float) -> MergeResult:
         """The same merge reassembled at another coefficient, W_0 + lam * update, as a new model.
@@ -63,6 +67,38 @@ class MergeResult:
             lam_source="given",
         ).with_rounding(sink.rounding_loss, sink.model.dtype)
         return MergeResult(sink.model, report, self._origin, self._updates)
+
+    def save_adapter(
+        self, folder: str | Path, *, rank: int | None = None, energy: float = 0.99
+    ) -> MergeReport:
+        """Write the merged update as an adapter of the base, and the report with what that costs.
+
+        A merge of OFT adapters is written as the OFT adapter that it is. Any other becomes a LoRA adapter,
+        by a truncated SVD of every matrix: of the given rank, or the least that keeps a share `energy` of
+        its squared norm. The relative error of each matrix goes into the report, which is also returned.
+        What a residual pathway changed outside the target matrices is not part of an adapter.
+        """
+        folder = Path(folder)
+        if self._adapter is not None:
+            self._adapter.save_pretrained(str(folder))
+            self.report.save(folder)
+            return self.report
+        if self._updates is None:
+            raise MergeError("the merged update was not kept; merge with keep_update=True")
+        if rank is not None and (type(rank) is not int or rank < 1):
+            raise ValueError(f"rank must be a positive integer, found {rank!r}")
+        if not 0 < energy <= 1:
+            raise ValueError(f"energy must be above 0 and at most 1, found {energy!r}")
+        lam = 1.0 if self.report.lam is None else self.report.lam
+        scaled = ((name, lam * update) for name, update in self._updates.items())
+        kept = write_lora(folder, self._origin.models.base.model, scaled, rank=rank, energy=energy)
+        report = replace(
+            self.report,
+            adapter_ranks={module: found.rank for module, found in kept.items()},
+            adapter_errors={module: found.error for module, found in kept.items()},
+        )
+        report.save(folder)
+        return report
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         """Write all that is needed to run the model, and coram_report.json beside it.

@@ -12,7 +12,7 @@ from models import fine_tuned, snapshot, tiny_llama
 from peft import PeftModel, get_peft_model
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
-from coram_hf.baselines import merge
+from coram_hf.baselines import merge, merge_oft
 from coram_hf.sources.adapters import load_adapter, open_adapters
 
 ALL = ["q_proj", "v_proj", "up_proj", "down_proj"]
@@ -315,3 +315,112 @@ def test_a_shadow_never_writes_to_the_base(tmp_path):
     weights = open_adapters("expert", model)["default"]
     assert not torch.equal(weights[bias], before[bias])
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_orthomerge_on_oft_adapters(tmp_path, exact):
+    base = tiny_llama()
+    config = peft.OFTConfig(oft_block_size=8, target_modules=ALL, use_cayley_neumann=not exact)
+    experts = {f"e{i}": adapted(base, config, seed=i) for i in range(3)}
+    intact = snapshot(base)
+    result = merge_oft(base, experts, weights=(2, 1, 1), progress=False)
+
+    module = "model.layers.1.mlp.up_proj"
+    w0 = base.state_dict()[f"{module}.weight"].double().numpy()
+    entries = [
+        e.get_submodule(f"base_model.model.{module}").oft_R["default"].weight.detach().double().numpy()
+        for e in experts.values()
+    ]
+    mean = sum(w * q for w, q in zip((0.5, 0.25, 0.25), entries, strict=True))
+    mean *= sum(
+        w * np.linalg.norm(q) for w, q in zip((0.5, 0.25, 0.25), entries, strict=True)
+    ) / np.linalg.norm(mean)
+    rotation = np.zeros((32, 32))
+    for block in range(4):
+        Q = np.zeros((8, 8))
+        Q[np.triu_indices(8, 1)] = mean[block]
+        Q -= Q.T
+        R = (np.eye(8) - Q) @ np.linalg.inv(np.eye(8) + Q) if exact else neumann(Q)
+        rotation[8 * block : 8 * block + 8, 8 * block : 8 * block + 8] = R
+    found = result.model.state_dict()[f"{module}.weight"].double().numpy()
+    np.testing.assert_allclose(found, w0 @ rotation.T, atol=1e-6)
+
+    result.save_adapter(tmp_path)
+    reloaded = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    torch.testing.assert_close(logits(reloaded), logits(result.model), rtol=0, atol=1e-4)
+    assert all(torch.equal(tensor, intact[key]) for key, tensor in base.state_dict().items())
+    one = merge_oft(base, {"e": experts["e0"]}, progress=False)
+    torch.testing.assert_close(logits(one.model), logits(experts["e0"]), rtol=0, atol=1e-4)
+
+
+def neumann(Q):
+    """PEFT's Cayley-Neumann rotation: (I + Q)(I + Q + Q^2 + Q^3 + Q^4), five terms of the inverse."""
+    powers = [np.linalg.matrix_power(Q, k) for k in range(5)]
+    return np.eye(len(Q)) + 2 * sum(powers[1:4]) + powers[4]
+
+
+def test_orthomerge_on_oft_wants_like_adapters():
+    base = tiny_llama()
+    oft = adapted(base, METHODS["OFT, Cayley"](), 0)
+    for other, message in (
+        (adapted(base, METHODS["LoRA"](), 1), "expert 'b' is LORA, not an OFT adapter"),
+        (fine_tuned(base, 0.05, 1), "expert 'b' is full, not an OFT adapter"),
+        (adapted(base, METHODS["OFT, Cayley-Neumann"](), 1), "expert 'b' has use_cayley_neumann=True"),
+        (
+            adapted(base, peft.OFTConfig(oft_block_size=8, target_modules=ALL, use_cayley_neumann=False), 1),
+            "expert 'b' has OFT blocks on other modules or of other sizes",
+        ),
+    ):
+        with pytest.raises(MergeError, match=message):
+            merge_oft(base, {"a": oft, "b": other}, progress=False)
+
+
+@pytest.mark.parametrize("options", [{"rank": 4}, {"energy": 0.9}, {"energy": 1.0}])
+def test_a_merge_can_be_shared_as_a_lora_adapter(tmp_path, options):
+    base = tiny_llama()
+    experts = {f"e{i}": adapted(base, METHODS["LoRA"](), seed=i) for i in range(2)}
+    result = CoramMerger(base, experts, CoramConfig(lam=1.5), progress=False).merge()
+    report = result.save_adapter(tmp_path, **options)
+    rebuilt = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).merge_and_unload()
+    for module, rank in report.adapter_ranks.items():
+        w0, w = (m.state_dict()[f"{module}.weight"].double().numpy() for m in (base, result.model))
+        found = rebuilt.state_dict()[f"{module}.weight"].double().numpy()
+        s = np.linalg.svd(w - w0, compute_uv=False)
+        if "rank" in options:
+            assert rank == 4
+        else:
+            share = np.cumsum(s**2) / (s**2).sum()
+            assert share[rank - 1] >= options["energy"] - 1e-6
+            assert rank == 1 or share[rank - 2] < options["energy"] + 1e-6
+        error = np.linalg.norm(found - w) / np.linalg.norm(w - w0)
+        assert report.adapter_errors[module] == pytest.approx(error, abs=2e-5)
+    if options == {"energy": 1.0}:
+        torch.testing.assert_close(logits(rebuilt), logits(result.model), rtol=0, atol=1e-4)
+    assert (tmp_path / "coram_report.json").is_file()
+
+
+def test_a_lora_adapter_of_a_transposed_model(tmp_path):
+    base = ARCHITECTURES["GPT-2"].build()
+    experts = [fine_tuned(base, 0.05, i, only="weight") for i in range(2)]
+    result = CoramMerger(base, experts, progress=False).merge()
+    result.save_adapter(tmp_path, energy=1.0)
+    rebuilt = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    torch.testing.assert_close(logits(rebuilt), logits(result.model), rtol=0, atol=1e-4)
+
+
+def test_what_cannot_be_an_adapter_says_so(tmp_path):
+    base = tiny_llama()
+    experts = [fine_tuned(base, 0.05, i) for i in range(2)]
+    with pytest.raises(MergeError, match="keep_update=True"):
+        CoramMerger(base, experts, progress=False).merge(keep_update=False).save_adapter(tmp_path)
+    result = CoramMerger(base, experts, progress=False).merge()
+    with pytest.raises(ValueError, match="rank must be a positive integer, found 0"):
+        result.save_adapter(tmp_path, rank=0)
+    with pytest.raises(ValueError, match="energy must be above 0"):
+        result.save_adapter(tmp_path, energy=1.5)
+    with pytest.raises(MergeError, match="nothing for an adapter"):
+        result.with_lambda(0.0).save_adapter(tmp_path)
+    mixture = ARCHITECTURES["Mixtral"].build()
+    merged = CoramMerger(mixture, [fine_tuned(mixture, 0.05, 0)], progress=False).merge()
+    with pytest.raises(MergeError, match="linear layers only"):
+        merged.save_adapter(tmp_path)

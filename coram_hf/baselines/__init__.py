@@ -24,6 +24,7 @@ __all__ = [
     "Method",
     "Preset",
     "merge",
+    "merge_oft",
     "merge_tensor",
 ]
 
@@ -58,6 +59,13 @@ def merge(base: Any, experts: Sequence[Any] | Mapping[str, Any], method: str, **
     from coram_hf.baseline_merger import BaselineMerger
 
     return BaselineMerger(base, experts, method, **options).merge()
+
+
+def merge_oft(base: Any, experts: Sequence[Any] | Mapping[str, Any], **options: Any) -> MergeResult:
+    """OrthoMerge on the skew generators of OFT adapters; options: `weights`, and those of `MergeOptions`."""
+    from coram_hf.oft_merger import merge_oft
+
+    return merge_oft(base, experts, **options)
 
 
 def method_weights(

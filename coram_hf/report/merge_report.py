@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class MergeReport:
     rounding_loss: |error of rounding to the model's dtype| / |update|, over all that was written.
     expert_kinds: "full", or the PEFT type of an adapter.
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
+    adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     """
 
@@ -71,6 +72,8 @@ class MergeReport:
     orthogonality_errors: dict[str, float]
     warnings: tuple[str, ...]
     versions: dict[str, str]
+    adapter_ranks: dict[str, int] = field(default_factory=dict)
+    adapter_errors: dict[str, float] = field(default_factory=dict)
 
     def with_rounding(self, loss: float, dtype: object) -> MergeReport:
         """The report of weights whose rounding to `dtype` lost a share of the update; warns if it matters."""

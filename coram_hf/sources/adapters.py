@@ -86,7 +86,9 @@ def open_adapters(who: str, model: PeftModel) -> dict[str, LoadedModel]:
         overrides = dict(_overrides(inner, adapter))
         _probe(f"{who}, adapter {adapter!r}", config, overrides)
         error = _orthogonality(inner, adapter)
-        experts[adapter] = LoadedModel(plain, overrides, kind=_method(config), orthogonality_error=error)
+        experts[adapter] = LoadedModel(
+            plain, overrides, kind=_method(config), adapter=(model, adapter), orthogonality_error=error
+        )
     return experts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,7 +15,8 @@ class LoadedModel(Mapping[str, Tensor]):
 
     tied: the further names of tied parameters, and their first one; they can be looked up, too.
     overrides: parameters that are made when they are asked for, by an adapter.
-    kind: "full", or the PEFT type of the adapter; orthogonality_error: max |R^T R - I| of an OFT adapter.
+    kind: "full", or the PEFT type of the adapter; adapter: the model that holds it, and its name there.
+    orthogonality_error: max |R^T R - I| of an OFT adapter.
     """
 
     def __init__(
@@ -23,25 +25,27 @@ class LoadedModel(Mapping[str, Tensor]):
         overrides: Mapping[str, Callable[[], Tensor]] | None = None,
         *,
         kind: str = "full",
+        adapter: tuple[PeftModel, str] | None = None,
         orthogonality_error: float | None = None,
     ) -> None:
         self.model = model
         self.kind = kind
+        self.adapter = adapter
         self.orthogonality_error = orthogonality_error
         first = {id(parameter): name for name, parameter in model.named_parameters()}
         every = dict(model.named_parameters(remove_duplicate=False))
         buffers = {k: v for k, v in model.state_dict().items() if k not in every}
         self._tensors: dict[str, Tensor] = {k: p.detach() for k, p in model.named_parameters()} | buffers
         self.tied = {k: first[id(p)] for k, p in every.items() if first[id(p)] != k}
-        self._overrides = dict(overrides or {})
+        self.overrides = dict(overrides or {})
         self.class_name = type(model).__name__
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._overrides:
-            return self._overrides[name]()
+        if name in self.overrides:
+            return self.overrides[name]()
         first = self.tied.get(name, name)
-        if first in self._overrides:
-            return self._overrides[first]()
+        if first in self.overrides:
+            return self.overrides[first]()
         tensor = self._tensors[first]
         return tensor.to(torch.float32) if _is_float8(tensor) else tensor
 

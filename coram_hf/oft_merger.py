@@ -1,0 +1,109 @@
+"""OrthoMerge on OFT adapters: the mean of their own skew generators, at their mean magnitude."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from peft import PeftModel, get_peft_model
+from peft.tuners.oft import OFTLayer
+from torch import Tensor
+from typing_extensions import Unpack
+
+from coram_hf.baselines.linear import sum_weighted
+from coram_hf.baselines.orthomerge import with_norm
+from coram_hf.config import CoramConfig
+from coram_hf.engine import Engine, logger
+from coram_hf.errors import MergeError
+from coram_hf.geometry import SliceStats, squared_norm
+from coram_hf.options import MergeOptions
+from coram_hf.result import MergeResult
+from coram_hf.sources import Expert, Experts
+from coram_hf.sources.adapters import adapted_modules, open_adapters, shadow
+from coram_hf.sources.loaded import LoadedModel
+
+
+def merge_oft(
+    base: Expert,
+    experts: Experts,
+    *,
+    weights: Sequence[float] | None = None,
+    **options: Unpack[MergeOptions],
+) -> MergeResult:
+    """W = W_0 R^T, with R of the generator (sum w_i Q_i) * (sum w_i |Q_i|) / |sum w_i Q_i| in every layer.
+
+    All experts must be OFT adapters of one shape. `save_adapter` of the result writes the merged adapter.
+    """
+    config = CoramConfig.from_dict({"weights": weights, "lam": 1.0})
+    engine = Engine(base, experts, config, "orthomerge on OFT", options)
+    plan = engine.plan(residual=[], kappa=None, lam=None, warnings=engine.amplitude.warnings)
+    for warning in plan.warnings:
+        logger.warning(warning)
+    generators = {name: _generators(name, expert) for name, expert in engine.models.experts.items()}
+    adapter = _merged_adapter(engine, generators)
+
+    merged = open_adapters("the merged adapter", adapter)["default"]
+    sink, stats = engine.new_sink(), SliceStats()
+    for name in engine.track(plan.targets, "targets"):
+        origin = engine.models.base[name]
+        update = merged[name].to(torch.float64) - origin.to(torch.float64)
+        sink.write(name, origin, update)
+        stats.squared_norm += squared_norm(update)
+    report = engine.report(
+        plan,
+        method="orthomerge",
+        config={"space": "oft", "weights": config.to_dict()["weights"]},
+        kappa=None,
+        lam=None,
+        lam_source=None,
+        slice_height=None,
+        stats=stats,
+        sink=sink,
+    )
+    return MergeResult(sink.model, report, engine.origin(), None, adapter=adapter)
+
+
+def _generators(name: str, expert: LoadedModel) -> dict[str, Tensor]:
+    """The skew entries of every layer of one OFT adapter, as PEFT stores them."""
+    if expert.adapter is None or expert.kind != "OFT":
+        raise MergeError(f"expert {name!r} is {expert.kind}, not an OFT adapter")
+    model, adapter = expert.adapter
+    found = {
+        module: cast(Tensor, layer.oft_R[adapter].weight).detach().double()
+        for module, layer in adapted_modules(model.get_base_model())
+        if isinstance(layer, OFTLayer) and adapter in layer.oft_R
+    }
+    others = {key.rpartition(".")[0] for key in expert.overrides} - set(found)
+    if others:
+        raise MergeError(f"expert {name!r} also trains {sorted(others)[0]!r}, which is no OFT layer")
+    return found
+
+
+def _merged_adapter(engine: Engine, generators: dict[str, dict[str, Tensor]]) -> PeftModel:
+    """An OFT adapter over a shadow of the base, with the averaged generators of the experts."""
+    (first, reference), *others = generators.items()
+    model, adapter = engine.models.experts[first].adapter or (None, "")
+    assert model is not None
+    settings = copy.deepcopy(model.peft_config[adapter])
+    for name, found in others:
+        other, other_adapter = engine.models.experts[name].adapter or (None, "")
+        assert other is not None
+        for key in ("use_cayley_neumann", "num_cayley_neumann_terms", "coft", "eps", "block_share"):
+            values = getattr(settings, key), getattr(other.peft_config[other_adapter], key)
+            if values[0] != values[1]:
+                raise MergeError(f"expert {name!r} has {key}={values[1]!r}, but {first!r} has {values[0]!r}")
+        shapes = {m: tuple(q.shape) for m, q in found.items()}
+        if shapes != {m: tuple(q.shape) for m, q in reference.items()}:
+            raise MergeError(
+                f"expert {name!r} has OFT blocks on other modules or of other sizes than {first!r}"
+            )
+    merged = get_peft_model(shadow(engine.base), settings)
+    layers: dict[str, Any] = dict(adapted_modules(merged.get_base_model()))
+    for module in reference:
+        parts = [found[module] for found in generators.values()]
+        magnitude = sum(w * float(q.norm()) for w, q in zip(engine.weights, parts, strict=True))
+        mean = with_norm(sum_weighted(parts, engine.weights), magnitude)
+        layers[module].oft_R["default"].weight.data.copy_(mean)
+    return merged
