@@ -31,7 +31,7 @@ def parse_source(text: str) -> Source:
     if not mark or "/" in name:
         name, rest = "", text
     path = Path(rest).expanduser()
-    if path.is_dir():
+    if rest and path.is_dir():
         return Source(name or path.resolve().name, str(path))
     match = _HUB.fullmatch(rest)
     if match is None or rest.startswith((".", "/", "~")):
