@@ -13,7 +13,7 @@ from coram_hf.baselines.registry import find_method
 from coram_hf.baselines.ties import global_cuts
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import Balance, CoramConfig, check_names
-from coram_hf.engine import Engine, logger
+from coram_hf.engine import Engine
 from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.options import MergeOptions
 from coram_hf.report import MergePlan
@@ -55,19 +55,18 @@ class BaselineMerger:
     def inspect(self) -> MergePlan:
         """Check every weight and say what the merge will do."""
         engine = self._engine
-        return engine.plan(residual=engine.outside, kappa=None, lam=None, warnings=engine.amplitude.warnings)
+        return engine.plan(residual=engine.outside)
 
     def merge(self) -> MergeResult:
         """Merge tensor by tensor; targets are merged as matrices, whatever their layout."""
         engine, plan = self._engine, self.inspect()
-        for warning in plan.warnings:
-            logger.warning(warning)
+        engine.announce(plan)
         merge_one = partial(self._merge_tensor, self._global_cuts())
         sink = engine.new_sink()
         stats, updates = SliceStats(), {}
         for name in engine.track((*plan.targets, *plan.residual), "tensors"):
             update = engine.new_update(name, merge_one)
-            sink.write(name, engine.models.tensors(name)[0], update)
+            sink.write(name, engine.models.base_tensor(name), update)
             if name in engine.targets or not engine.targets:
                 stats.squared_norm += squared_norm(update)
             if self.keep_update:
@@ -76,10 +75,6 @@ class BaselineMerger:
             plan,
             method=self.method.name,
             config={**self._shared_options(), **self.parameters},
-            kappa=None,
-            lam=None,
-            lam_source=None,
-            slice_height=None,
             stats=stats,
             sink=sink,
         )

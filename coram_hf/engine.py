@@ -95,7 +95,7 @@ class Engine:
         sink = ModelSink(self.base, self.dtype, vocabulary.size if vocabulary.grows else None)
         if vocabulary.grows:
             for name in vocabulary.token_axis:
-                sink.keep(name, self.models.tensors(name)[0])
+                sink.keep(name, self.models.base_tensor(name))
         return sink
 
     def origin(self) -> Origin:
@@ -115,7 +115,7 @@ class Engine:
 
     def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
         """The update of one parameter, in its own layout."""
-        base, _ = self.models.tensors(name)
+        base = self.models.base_tensor(name)
         update = torch.empty_like(base, dtype=update_dtype(base))
         for part, out, origin, others in self.matrices(name, update):
             merge_one(part, origin, others, out)
@@ -128,8 +128,14 @@ class Engine:
         return contraction(norms, merged_square**0.5)
 
     def plan(
-        self, *, residual: Sequence[str], kappa: float | None, lam: float | None, warnings: Sequence[str]
+        self,
+        *,
+        residual: Sequence[str],
+        kappa: float | None = None,
+        lam: float | None = None,
+        left_behind: Sequence[str] = (),
     ) -> MergePlan:
+        """What is known before merging; kappa and lambda are CORAM's alone, as is what it leaves behind."""
         amplitude = self.amplitude
         return MergePlan(
             line=self.label,
@@ -146,8 +152,13 @@ class Engine:
             tied=self.models.base.tied,
             sizes={name: tensor.numel() for name, tensor in self.models.base.items()},
             vocabulary={name: dict(counts) for name, counts in self.models.vocabulary.counts.items()},
-            warnings=(*self.models.warnings, *warnings),
+            warnings=(*self.models.warnings, *amplitude.warnings, *left_behind),
         )
+
+    def announce(self, plan: MergePlan) -> None:
+        """Log the warnings of a plan that is about to be carried out."""
+        for warning in plan.warnings:
+            logger.warning(warning)
 
     def report(
         self,
@@ -155,14 +166,13 @@ class Engine:
         *,
         method: str,
         config: Mapping[str, Any],
-        kappa: float | None,
-        lam: float | None,
-        lam_source: str | None,
-        slice_height: int | None,
         stats: SliceStats,
         sink: ModelSink,
+        lam: float | None = None,
+        lam_source: str | None = None,
+        slice_height: int | None = None,
     ) -> MergeReport:
-        """The record of a finished merge."""
+        """The record of a finished merge; lambda and the slice height are CORAM's alone."""
         return MergeReport(
             method=method,
             line=plan.line,
@@ -173,7 +183,7 @@ class Engine:
             unbalanced_dispersion=plan.unbalanced_dispersion,
             relative_updates=plan.relative_updates,
             balance_factors=plan.balance_factors,
-            kappa=kappa,
+            kappa=plan.kappa,
             lam=lam,
             lam_source=lam_source,
             sqrt_n=self.amplitude.sqrt_n,

@@ -11,7 +11,7 @@ from coram_hf.amplitude import require_coefficient
 from coram_hf.baselines.residual import merge_residual
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
-from coram_hf.engine import Engine, logger
+from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
 from coram_hf.geometry import SliceStats, merge_rows, merge_update
 from coram_hf.options import MergeOptions
@@ -53,18 +53,18 @@ class CoramMerger:
     def inspect(self) -> MergePlan:
         """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""
         engine = self._engine
-        warnings = list(engine.amplitude.warnings)
-        left_behind = engine.survey.total_outside_share()
-        if self.config.residual is None and left_behind > 0:
-            warnings.append(
-                f"{left_behind:.1%} of the experts' update norm lies outside the target matrices and stays "
-                f"at the base; the lines {', '.join(self.config.residual_lines)} would carry it"
+        share = engine.survey.total_outside_share()
+        left_behind = []
+        if self.config.residual is None and share > 0:
+            left_behind.append(
+                f"{share:.1%} of the experts' update norm lies outside the target matrices and stays at the "
+                f"base; the lines {', '.join(self.config.residual_lines)} would carry it"
             )
         return engine.plan(
             residual=engine.outside if self.config.residual else [],
             kappa=engine.amplitude.kappa,
             lam=engine.amplitude.coefficient(self.config, c_rms=None),
-            warnings=warnings,
+            left_behind=left_behind,
         )
 
     def merge(self, *, keep_update: bool = True) -> MergeResult:
@@ -76,8 +76,7 @@ class CoramMerger:
         engine = self._engine
         plan = self.inspect()
         require_coefficient(engine.amplitude, self.config)
-        for warning in plan.warnings:
-            logger.warning(warning)
+        engine.announce(plan)
 
         sink = engine.new_sink()
         updates: dict[str, Tensor] = {}
@@ -89,24 +88,23 @@ class CoramMerger:
                 continue
             updates[name] = engine.new_update(name, partial(self._merge_matrix, stats))
             if lam is not None:
-                sink.write(name, engine.models.tensors(name)[0], updates[name], lam)
+                sink.write(name, engine.models.base_tensor(name), updates[name], lam)
 
         if lam is None:
             lam = engine.amplitude.coefficient(self.config, engine.contraction(stats.squared_norm))
             if lam is None:
                 raise MergeError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
             for name, update in updates.items():
-                sink.write(name, engine.models.tensors(name)[0], update, lam)
+                sink.write(name, engine.models.base_tensor(name), update, lam)
 
         for name in engine.track(plan.residual, "residual"):
             rho = engine.new_update(name, self._merge_residual)
-            sink.write(name, engine.models.tensors(name)[0], rho)
+            sink.write(name, engine.models.base_tensor(name), rho)
 
         report = engine.report(
             plan,
             method="coram",
             config=self.config.to_dict(),
-            kappa=plan.kappa,
             lam=lam,
             lam_source=self.config.lam_source,
             slice_height=self.config.slice_height,

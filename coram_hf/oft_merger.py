@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from coram_hf.baselines.linear import sum_weighted
 from coram_hf.baselines.orthomerge import with_norm
 from coram_hf.config import CoramConfig
-from coram_hf.engine import Engine, logger
+from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
 from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.options import MergeOptions
@@ -38,9 +38,8 @@ def merge_oft(
     """
     config = CoramConfig.from_dict({"weights": weights, "lam": 1.0})
     engine = Engine(base, experts, config, "orthomerge on OFT", options)
-    plan = engine.plan(residual=[], kappa=None, lam=None, warnings=engine.amplitude.warnings)
-    for warning in plan.warnings:
-        logger.warning(warning)
+    plan = engine.plan(residual=[])
+    engine.announce(plan)
     generators = {name: _generators(name, expert) for name, expert in engine.models.experts.items()}
     adapter = _merged_adapter(engine, generators)
 
@@ -55,10 +54,6 @@ def merge_oft(
         plan,
         method="orthomerge",
         config={"space": "oft", "weights": config.to_dict()["weights"]},
-        kappa=None,
-        lam=None,
-        lam_source=None,
-        slice_height=None,
         stats=stats,
         sink=sink,
     )

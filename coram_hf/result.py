@@ -59,7 +59,7 @@ class MergeResult:
             raise MergeError("the geometric update was not kept; merge with keep_update=True")
         sink = ModelSink(self.model)
         for name, update in self._updates.items():
-            sink.write(name, self._origin.models.tensors(name)[0], update, lam)
+            sink.write(name, self._origin.models.base_tensor(name), update, lam)
         report = replace(
             self.report,
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),

@@ -46,6 +46,11 @@ class Models:
     tokenizer: PreTrainedTokenizerBase | None = None
     warnings: list[str] = field(default_factory=list)
 
+    def base_tensor(self, name: str) -> Tensor:
+        """One tensor of the base alone, without making those of adapters."""
+        grown = self.vocabulary.grows and name in self.vocabulary.token_axis
+        return self.tensors(name)[0] if grown else self.base[name]
+
     def tensors(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """One tensor of the base and of every expert."""
         experts = {expert: weights[name] for expert, weights in self.experts.items()}
