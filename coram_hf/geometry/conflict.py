@@ -15,17 +15,20 @@ def split_conflicts_(stack: Tensor, weights: Tensor, conflict: Conflict) -> Tens
     <tau_i[:, j], taubar[:, j]> < 0. `nca` keeps the non-flagged columns and `ca` the flagged ones;
     `+ave` returns eta, the weighted mean of what was taken out.
     """
-    base, experts = stack[:, 0], stack[:, 1:].unbind(1)
-    mean = torch.zeros_like(base)
-    for tau, weight in zip(experts, weights.tolist(), strict=True):
-        tau -= base
-        mean.add_(tau, alpha=weight)
-    eta = mean.clone() if conflict.endswith("+ave") else None
-    scratch = torch.empty_like(base)
-    for tau, weight in zip(experts, weights.tolist(), strict=True):
+    base = stack[:, 0]
+    stack[:, 1:] -= stack[:, :1]
+    mean = _combination(stack, [0.0, *weights.tolist()])
+    scratch = torch.empty_like(mean)
+    for tau in stack[:, 1:].unbind(1):
         agreement = torch.mul(tau, mean, out=scratch).sum(-2, keepdim=True)
-        tau *= agreement < 0 if conflict.startswith("ca") else agreement >= 0
-        if eta is not None:
-            eta.sub_(tau, alpha=weight)
-        tau += base
-    return eta
+        keep = agreement < 0 if conflict.startswith("ca") else agreement >= 0
+        torch.addcmul(base, tau, keep.to(tau.dtype), out=tau)
+    if not conflict.endswith("+ave"):
+        return None
+    return mean.add_(_combination(stack, [1.0, *(-weights).tolist()]))
+
+
+def _combination(stack: Tensor, coefficients: list[float]) -> Tensor:
+    """The linear combination of the models of every slice, in one pass over them."""
+    row = torch.tensor(coefficients, dtype=stack.dtype, device=stack.device)
+    return torch.bmm(row.expand(len(stack), 1, -1), stack.flatten(2)).view_as(stack[:, 0])

@@ -64,13 +64,21 @@ def merge_slices(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor
     """W_merge - W_0 of every slice of `stack` (slices, 1 + N, height, d_in), base first."""
     n_slices, n_models, height, d_in = stack.shape
     rows = stack.view(n_slices, n_models * height, d_in)
-    coefficients, trusted, stats = _gram_coefficients(torch.bmm(rows, rows.mT), n_models, weights, branch)
+    coefficients, trusted, stats = _gram_coefficients(_gram(rows), n_models, weights, branch)
     update = torch.bmm(coefficients, rows)
     if not trusted.all():
         update[~trusted], svd_stats = _svd_update(stack[~trusted], weights, branch)
         stats += svd_stats
     stats.slices = n_slices
     return update, stats
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """X X^T of every slice; it is symmetric, so a quarter of it is copied and not computed."""
+    half = rows.shape[1] // 2
+    upper = torch.bmm(rows[:, :half], rows.mT)
+    lower = torch.bmm(rows[:, half:], rows[:, half:].mT)
+    return torch.cat([upper, torch.cat([upper[:, :, half:].mT, lower], dim=2)], dim=1)
 
 
 def _gram_coefficients(
@@ -82,13 +90,17 @@ def _gram_coefficients(
     blocks = gram.view(n_slices, n_models, height, n_models, height)
     limit = GRAM_CONDITION[gram.dtype]
 
-    trusted = gram.isfinite().all(-1).all(-1)
-    own = torch.where(trusted[:, None, None, None], blocks.diagonal(0, 1, 3).movedim(-1, 1), eye)
+    own = blocks.diagonal(0, 1, 3).movedim(-1, 1)
+    trusted = gram.diagonal(0, 1, 2).sum(-1).isfinite()
+    if not trusted.all():
+        own = torch.where(trusted[:, None, None, None], own, eye)
     squares, U = (t.flip(-1) for t in torch.linalg.eigh(own))
     trusted &= (squares[..., -1] * limit**2 > squares[..., 0]).all(-1)
-    U = torch.where(trusted[:, None, None, None], U, eye)
-    S = torch.where(trusted[:, None, None], squares, 1.0).sqrt()
-    blocks = torch.where(trusted[:, None, None, None, None], blocks, 0.0)
+    if not trusted.all():
+        U = torch.where(trusted[:, None, None, None], U, eye)
+        squares = torch.where(trusted[:, None, None], squares, 1.0)
+        blocks = torch.where(trusted[:, None, None, None, None], blocks, 0.0)
+    S = squares.sqrt()
 
     U0, Ui = U[:, :1], U[:, 1:]
     v_overlap = ((Ui.mT @ blocks[:, 1:, :, 0]) * U0.mT).sum(-1) / (S[:, 1:] * S[:, :1])

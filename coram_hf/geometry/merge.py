@@ -83,9 +83,10 @@ def merge_rows(
     if config.spread is not None:
         order = spread_order(base, experts, config.spread, height, factors, compute)
     matrices = [base, *experts]
-    slice_numel = len(matrices) * height * d_in
-    buffer = new_buffer(d_out, height, slice_numel, base.new_empty(0, dtype=compute))
-    for chunk in chunks(d_out, height, slice_numel * buffer.element_size()):
+    row_numel = len(matrices) * d_in
+    work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
+    buffer = new_buffer(work, row_numel, base.new_empty(0, dtype=compute))
+    for chunk in work:
         stack = load(matrices, chunk, order, buffer)
         for i, factor in enumerate(factors, start=1):
             if factor != 1:

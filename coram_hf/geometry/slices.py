@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 24 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
 
 
@@ -55,8 +55,6 @@ def load(matrices: Sequence[Tensor], chunk: Chunk, order: Tensor | None, buffer:
     return stack
 
 
-def new_buffer(d_out: int, height: int, slice_numel: int, like: Tensor) -> Tensor:
+def new_buffer(work: Iterable[Chunk], row_numel: int, like: Tensor) -> Tensor:
     """A flat working buffer for the largest chunk, in the dtype and on the device of `like`."""
-    slice_bytes = slice_numel * like.element_size()
-    most_rows = max((c.stop - c.start for c in chunks(d_out, height, slice_bytes)), default=0)
-    return like.new_empty(most_rows * slice_numel // height)
+    return like.new_empty(row_numel * max((chunk.stop - chunk.start for chunk in work), default=0))
