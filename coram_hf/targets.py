@@ -137,7 +137,7 @@ def _language_part(model: PreTrainedModel, modules: dict[str, nn.Module]) -> Cal
             f"{n}." for n, m in modules.items() if n and isinstance(getattr(m, "config", 0), kinds)
         )
     inside = tuple(f"{root}." if root else "" for root in roots)
-    return lambda name: (not roots or name.startswith(inside)) and not name.startswith(foreign or ("\0",))
+    return lambda name: (not roots or name.startswith(inside)) and not name.startswith(foreign)
 
 
 def _root_of_embedding(model: PreTrainedModel, modules: dict[str, nn.Module]) -> str:
