@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.oft import OFTLayer
 from torch import Tensor
 from typing_extensions import Unpack
@@ -40,8 +40,7 @@ def merge_oft(
     engine = Engine(base, experts, config, "orthomerge on OFT", options)
     plan = engine.plan(residual=[])
     engine.announce(plan)
-    generators = {name: _generators(name, expert) for name, expert in engine.models.experts.items()}
-    adapter = _merged_adapter(engine, generators)
+    adapter = _merged_adapter(engine)
 
     merged = open_adapters("the merged adapter", adapter)["default"]
     sink, stats = engine.new_sink(), SliceStats()
@@ -60,8 +59,8 @@ def merge_oft(
     return MergeResult(sink.model, report, engine.origin(), None, adapter=adapter)
 
 
-def _generators(name: str, expert: LoadedModel) -> dict[str, Tensor]:
-    """The skew entries of every layer of one OFT adapter, as PEFT stores them."""
+def _generators(name: str, expert: LoadedModel) -> tuple[PeftConfig, dict[str, Tensor]]:
+    """The settings of one OFT adapter, and the skew entries of its every layer, as PEFT stores them."""
     if expert.adapter is None or expert.kind != "OFT":
         raise MergeError(f"expert {name!r} is {expert.kind}, not an OFT adapter")
     model, adapter = expert.adapter
@@ -73,31 +72,26 @@ def _generators(name: str, expert: LoadedModel) -> dict[str, Tensor]:
     others = {key.rpartition(".")[0] for key in expert.overrides} - set(found)
     if others:
         raise MergeError(f"expert {name!r} also trains {sorted(others)[0]!r}, which is no OFT layer")
-    return found
+    return model.peft_config[adapter], found
 
 
-def _merged_adapter(engine: Engine, generators: dict[str, dict[str, Tensor]]) -> PeftModel:
+def _merged_adapter(engine: Engine) -> PeftModel:
     """An OFT adapter over a shadow of the base, with the averaged generators of the experts."""
-    (first, reference), *others = generators.items()
-    model, adapter = engine.models.experts[first].adapter or (None, "")
-    assert model is not None
-    settings = copy.deepcopy(model.peft_config[adapter])
-    for name, found in others:
-        other, other_adapter = engine.models.experts[name].adapter or (None, "")
-        assert other is not None
+    opened = {name: _generators(name, expert) for name, expert in engine.models.experts.items()}
+    first, (settings, reference) = next(iter(opened.items()))
+    for name, (config, found) in opened.items():
         for key in ("use_cayley_neumann", "num_cayley_neumann_terms", "coft", "eps", "block_share"):
-            values = getattr(settings, key), getattr(other.peft_config[other_adapter], key)
+            values = getattr(settings, key), getattr(config, key)
             if values[0] != values[1]:
                 raise MergeError(f"expert {name!r} has {key}={values[1]!r}, but {first!r} has {values[0]!r}")
-        shapes = {m: tuple(q.shape) for m, q in found.items()}
-        if shapes != {m: tuple(q.shape) for m, q in reference.items()}:
+        if {m: q.shape for m, q in found.items()} != {m: q.shape for m, q in reference.items()}:
             raise MergeError(
                 f"expert {name!r} has OFT blocks on other modules or of other sizes than {first!r}"
             )
-    merged = get_peft_model(shadow(engine.base), settings)
+    merged = get_peft_model(shadow(engine.base), copy.deepcopy(settings))
     layers: dict[str, Any] = dict(adapted_modules(merged.get_base_model()))
     for module in reference:
-        parts = [found[module] for found in generators.values()]
+        parts = [found[module] for _, found in opened.values()]
         magnitude = sum(w * float(q.norm()) for w, q in zip(engine.weights, parts, strict=True))
         mean = with_norm(sum_weighted(parts, engine.weights), magnitude)
         layers[module].oft_R["default"].weight.data.copy_(mean)

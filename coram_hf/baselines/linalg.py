@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,13 +13,19 @@ GRAM_RATIO = 1e-3
 """Singular values below this share of the largest are not trusted to a Gram matrix."""
 
 
+def gram(blocks: Iterable[Tensor]) -> Tensor:
+    """A^T A in float64, from A in blocks of rows."""
+    wide = (block.double() for block in blocks)
+    first = next(wide)
+    total = first.mT @ first
+    for block in wide:
+        total.addmm_(block.mT, block)
+    return total
+
+
 def leading_right_vectors(A: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """V (n x k) and S (k) of the k largest singular values of a tall A (m x n), by its n x n Gram matrix."""
-    gram = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
-    for rows in row_blocks(A):
-        block = A[rows].double()
-        gram.addmm_(block.mT, block)
-    squares, vectors = torch.linalg.eigh(gram)
+    squares, vectors = torch.linalg.eigh(gram(A[rows] for rows in row_blocks(A)))
     k = min(k, A.shape[1])
     S = squares[-k:].flip(0).clamp_min(0).sqrt()
     if S[-1] > GRAM_RATIO * S[0] or S[0] == 0:
@@ -28,14 +34,15 @@ def leading_right_vectors(A: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return Vh[:k].mT, S[:k]
 
 
-def inverse_root(gram: Tensor, matrix: Callable[[], Tensor]) -> Tensor:
+def inverse_root(squared: Tensor, matrix: Callable[[], Tensor]) -> Tensor:
     """(A^T A)^(-1/2) from A^T A; where that has lost too many digits, from A itself, by its SVD.
 
     A (A^T A)^(-1/2) is polar(A). Directions that A does not have at all are left out.
     """
-    squares, E = torch.linalg.eigh(gram)
+    squares, E = torch.linalg.eigh(squared)
     if squares[0] > GRAM_RATIO**2 * squares[-1]:
         return (E / squares.sqrt()) @ E.mT
-    _, S, Vh = torch.linalg.svd(matrix(), full_matrices=False)
-    kept = S > torch.finfo(S.dtype).eps * max(matrix().shape) * S[0]
+    A = matrix()
+    _, S, Vh = torch.linalg.svd(A, full_matrices=False)
+    kept = S > torch.finfo(S.dtype).eps * max(A.shape) * S[0]
     return (Vh[kept].mT / S[kept]) @ Vh[kept]

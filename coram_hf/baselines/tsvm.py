@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from coram_hf.baselines.linalg import inverse_root, leading_right_vectors
+from coram_hf.baselines.linalg import gram, inverse_root, leading_right_vectors
 from coram_hf.baselines.linear import linear
 from coram_hf.baselines.updates import Updates
 from coram_hf.geometry.slices import row_blocks
@@ -27,39 +27,33 @@ def tsvm(updates: Updates, *, scale: float = 1.0, rank: int | None = None, cap_r
     n = len(updates)
     k = rank or max(1, updates.base.shape[1] // n)
     floor = _rounding_floor(updates) if cap_rank else 0.0
-    projections, spectrum = [], []
-    for i, weight in enumerate(updates.weights):
+    right, spectrum = [], []
+    for i in range(n):
         V, S = leading_right_vectors(updates.tau(i), k)
         kept = int((S > max(floor, len(updates.base) * torch.finfo(torch.float64).eps * float(S[0]))).sum())
-        projections.append((V / S)[:, :kept])
-        spectrum.append((S * n * weight)[:kept])
-    return _decorrelated(updates, projections, spectrum, scale)
+        right.append(V[:, :kept])
+        spectrum.append(S[:kept])
+    return _decorrelated(updates, right, spectrum, scale)
 
 
-def _decorrelated(
-    updates: Updates, projections: list[Tensor], spectrum: list[Tensor], scale: float
-) -> Tensor:
+def _decorrelated(updates: Updates, right: list[Tensor], spectrum: list[Tensor], scale: float) -> Tensor:
     """polar(U) diag(S) polar(V)^T with U_i = tau_i V_i / S_i, in float64 but a block of rows at a time."""
     out = updates.empty().zero_()
-    S = torch.cat(spectrum)
+    V = torch.cat(right, dim=1)
+    S = torch.cat([len(updates) * w * values for w, values in zip(updates.weights, spectrum, strict=True)])
     if S.numel() == 0:
         return out
-    unit = [P / torch.linalg.vector_norm(P, dim=0) for P in projections]
-    V = torch.cat(unit, dim=1)
+    projections = [vectors / values for vectors, values in zip(right, spectrum, strict=True)]
 
-    def left_vectors(rows: slice) -> Tensor:
+    def left_vectors(rows: slice = slice(None)) -> Tensor:
         parts = [updates.tau(i, rows).double() @ P for i, P in enumerate(projections)]
         return torch.cat(parts, dim=1)
 
-    gram = S.new_zeros(len(S), len(S))
+    of_left = gram(left_vectors(rows) for rows in row_blocks(out))
+    polar_V = V @ inverse_root(V.mT @ V, lambda: V)
+    from_left = (inverse_root(of_left, left_vectors) * (scale * S)) @ polar_V.mT
     for rows in row_blocks(out):
-        block = left_vectors(rows)
-        gram.addmm_(block.mT, block)
-    right = (inverse_root(gram, lambda: left_vectors(slice(None))) * (scale * S)) @ (
-        inverse_root(V.mT @ V, lambda: V) @ V.mT
-    )
-    for rows in row_blocks(out):
-        out[rows] = (left_vectors(rows) @ right).to(out.dtype)
+        out[rows] = (left_vectors(rows) @ from_left).to(out.dtype)
     return out
 
 

@@ -216,7 +216,7 @@ def _check_same_tensors(
 
 
 def _check_tensor(name: str, tensor: str, base: Tensor, expert: LoadedModel, token_axis: int | None) -> None:
-    who, found = f"expert {name!r}, tensor {tensor!r}", expert[tensor]
+    who, found = f"expert {name!r}, tensor {tensor!r}", expert.original(tensor)
     expected = list(base.shape)
     if token_axis is not None:
         expected[token_axis] = embedding_rows(expert.model)

@@ -46,8 +46,12 @@ class LoadedModel(Mapping[str, Tensor]):
         first = self.tied.get(name, name)
         if first in self.overrides:
             return self.overrides[first]()
-        tensor = self._tensors[first]
+        tensor = self.original(name)
         return tensor.to(torch.float32) if _is_float8(tensor) else tensor
+
+    def original(self, name: str) -> Tensor:
+        """The tensor under an adapter's change, of the same shape and kind, without making anything."""
+        return self._tensors[self.tied.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
