@@ -1,6 +1,7 @@
 """Adapters as experts: every PEFT method through one path, without touching the user's models."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -10,11 +11,14 @@ import torch
 from architectures import ARCHITECTURES
 from models import fine_tuned, snapshot, tiny_llama
 from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baselines import merge, merge_oft
-from coram_hf.sources.adapters import load_adapter, open_adapters
+from coram_hf.sources import open_models
+from coram_hf.sources.adapters import adapter_state, load_adapter, open_adapters
 
+OLD_OFT = Path(__file__).parent / "data"
 ALL = ["q_proj", "v_proj", "up_proj", "down_proj"]
 SQUARE = ["q_proj", "o_proj"]
 METHODS = {
@@ -35,6 +39,7 @@ METHODS = {
     "OFT, Cayley": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL, use_cayley_neumann=False),
     "OFT, Cayley-Neumann": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL),
     "COFT": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL, coft=True, use_cayley_neumann=False),
+    "OFT, shared blocks": lambda: peft.OFTConfig(oft_block_size=4, target_modules=ALL, block_share=True),
     "BOFT": lambda: peft.BOFTConfig(boft_block_size=4, target_modules=ALL),
     "LoHa": lambda: peft.LoHaConfig(r=4, target_modules=ALL),
     "LoKr": lambda: peft.LoKrConfig(r=4, target_modules=ALL),
@@ -309,7 +314,7 @@ def test_a_shadow_never_writes_to_the_base(tmp_path):
     base = tiny_llama(attention_bias=True)
     adapted(base, METHODS["LoRA with bias"](), 0).save_pretrained(tmp_path)
     before = snapshot(base)
-    model = load_adapter(base, tmp_path, "expert")
+    model = load_adapter(base, tmp_path, adapter_state(tmp_path, "expert"), "expert")
     assert isinstance(model, PeftModel)
     bias = "model.layers.0.self_attn.q_proj.bias"
     weights = open_adapters("expert", model)["default"]
@@ -424,3 +429,54 @@ def test_what_cannot_be_an_adapter_says_so(tmp_path):
     merged = CoramMerger(mixture, [fine_tuned(mixture, 0.05, 0)], progress=False).merge()
     with pytest.raises(MergeError, match="linear layers only"):
         merged.save_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("folder", sorted(OLD_OFT.glob("oft-*")), ids=lambda folder: folder.name)
+def test_oft_of_old_versions_of_peft(folder, tmp_path):
+    """The fixtures were written, and merged, by PEFT 0.13.2 and 0.15.2."""
+    base = tiny_llama(
+        hidden_size=16,
+        intermediate_size=20,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=24,
+        num_hidden_layers=1,
+    )
+    base.load_state_dict(load_file(folder / "base.safetensors"))
+    expected = load_file(folder / "expected.safetensors")
+    opened = open_models(base, {"old": folder}).experts["old"]
+    assert opened.kind == "OFT"
+    assert opened.orthogonality_error < 1e-5
+    changed = [name for name in expected if not torch.equal(expected[name], base.state_dict()[name])]
+    assert len(changed) == 4
+    for name, tensor in expected.items():
+        torch.testing.assert_close(opened[name], tensor, rtol=1e-5, atol=1e-6)
+    narrow = tiny_llama(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
+    with pytest.raises(MergeError, match="do not fit a width of|shape"):
+        open_models(narrow, {"old": folder})
+
+
+def test_wide_oft_layers_are_rotated_block_by_block(monkeypatch):
+    base = tiny_llama()
+    for method in ("OFT, Cayley", "OFT, Cayley-Neumann", "COFT", "OFT, shared blocks"):
+        model = adapted(base, METHODS[method](), seed=0)
+        expected = unloaded(model).state_dict()
+        monkeypatch.setattr("coram_hf.sources.oft.DENSE_WIDTH", 0)
+        monkeypatch.setattr("coram_hf.sources.adapters._merged_parameter", None)
+        opened = open_adapters("expert", model)["default"]
+        monkeypatch.undo()
+        assert len(opened.overrides) == 8
+        for name in opened.overrides:
+            torch.testing.assert_close(opened[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_an_adapter_without_weights_is_named(tmp_path):
+    base = tiny_llama()
+    adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(MergeError, match="'half': the weights in .* cannot be read"):
+        CoramMerger(base, {"half": tmp_path})
+    weights.unlink()
+    with pytest.raises(MergeError, match="no adapter_model.safetensors"):
+        CoramMerger(base, {"half": tmp_path})

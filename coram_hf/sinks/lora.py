@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import MergeError
-from coram_hf.sources.adapters import KEY_PREFIX
+from coram_hf.sources.oft import KEY_PREFIX
 
 NOTHING = 1e-12
 """A share of the whole below which a value is rounding."""

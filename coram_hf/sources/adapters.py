@@ -17,17 +17,23 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.oft import OFTLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import load_peft_weights
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.errors import MergeError
 from coram_hf.sources.loaded import LoadedModel
+from coram_hf.sources.oft import (
+    KEY_PREFIX,
+    is_wide_oft,
+    orthogonality_error,
+    rotated_weight,
+    rotation_blocks,
+)
 
 ADAPTER_CONFIG = "adapter_config.json"
-KEY_PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model's modules in the files of an adapter."""
 
 
 def shadow(model: PreTrainedModel) -> PreTrainedModel:
@@ -54,12 +60,21 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
     return plain
 
 
-def load_adapter(base: PreTrainedModel, folder: Path, who: str) -> PeftModel:
+def adapter_state(folder: Path, who: str) -> dict[str, Tensor]:
+    """The tensors of an adapter folder."""
+    if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
+        raise MergeError(f"{who}: {folder} has an adapter_config.json, but no {SAFETENSORS_WEIGHTS_NAME}")
+    try:
+        return cast(dict[str, Tensor], load_peft_weights(str(folder), device="cpu"))
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise MergeError(f"{who}: the weights in {folder} cannot be read ({error})") from error
+
+
+def load_adapter(base: PreTrainedModel, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
     """An adapter folder over a shadow of the base, resized to the adapter's vocabulary if need be."""
     config = PeftConfig.from_pretrained(str(folder))
     _require_mergeable(who, config)
     skeleton = shadow(base)
-    state = load_peft_weights(str(folder), device="cpu")
     _resize_for(skeleton, state)
     own = dict(skeleton.named_parameters())
     for key in state:
@@ -131,7 +146,8 @@ def _overrides(model: nn.Module, adapter: str) -> Iterator[tuple[str, Callable[[
         layer: Any = module if isinstance(module, BaseTunerLayer) else module.token_adapter
         if has_adapter(layer, adapter):
             for key, _ in _original(layer).named_parameters():
-                yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key)
+                make = rotated_weight if is_wide_oft(layer) else _merged_parameter
+                yield f"{name}.{key}", partial(make, layer, adapter, key)
 
 
 def _merged_parameter(layer: Any, adapter: str, key: str) -> Tensor:
@@ -190,9 +206,6 @@ def _orthogonality(model: nn.Module, adapter: str) -> float | None:
     worst = None
     for _, layer in adapted_modules(model):
         if isinstance(layer, OFTLayer) and has_adapter(layer, adapter):
-            clone: Any = copy.deepcopy(layer)
-            with torch.no_grad():
-                R = clone.float().get_delta_weight(adapter)
-            error = float((R.mT @ R - torch.eye(R.shape[-1], device=R.device)).abs().max())
-            worst = max(worst or 0.0, error)
+            rotation: Any = layer.oft_R[adapter]
+            worst = max(worst or 0.0, orthogonality_error(rotation_blocks(rotation)))
     return worst

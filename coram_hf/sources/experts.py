@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.errors import MergeError
 from coram_hf.sources.adapters import (
     ADAPTER_CONFIG,
+    adapter_state,
     is_adapted,
     load_adapter,
     open_adapters,
@@ -23,6 +24,7 @@ from coram_hf.sources.adapters import (
 from coram_hf.sources.companions import find_tokenizer
 from coram_hf.sources.loaded import LoadedModel
 from coram_hf.sources.locate import fetch, load_model, parse_source
+from coram_hf.sources.oft import is_legacy, open_legacy
 from coram_hf.sources.quantized import dequantized
 from coram_hf.sources.tokens import Policy, embedding_rows, match_vocabularies
 from coram_hf.sources.vocabulary import Vocabulary
@@ -133,7 +135,11 @@ def _open_expert(
         label = label or source.name
         folder = fetch(source)
         if (folder / ADAPTER_CONFIG).is_file():
-            expert = load_adapter(base, folder, f"expert {label!r}")
+            state = adapter_state(folder, f"expert {label!r}")
+            if is_legacy(state):
+                yield label, open_legacy(f"expert {label!r}", base, folder, state)
+                return
+            expert = load_adapter(base, folder, state, f"expert {label!r}")
             warnings += _other_base(base, label, expert)
         else:
             expert = load_model(folder, trust_remote_code)
