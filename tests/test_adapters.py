@@ -452,7 +452,7 @@ def test_oft_of_old_versions_of_peft(folder, tmp_path):
     for name, tensor in expected.items():
         torch.testing.assert_close(opened[name], tensor, rtol=1e-5, atol=1e-6)
     narrow = tiny_llama(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
-    with pytest.raises(MergeError, match="do not fit a width of|shape"):
+    with pytest.raises(MergeError, match=r"do not fit a width of|shape"):
         open_models(narrow, {"old": folder})
 
 
@@ -475,8 +475,8 @@ def test_an_adapter_without_weights_is_named(tmp_path):
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(MergeError, match="'half': the weights in .* cannot be read"):
+    with pytest.raises(MergeError, match=r"'half': the weights in .* cannot be read"):
         CoramMerger(base, {"half": tmp_path})
     weights.unlink()
-    with pytest.raises(MergeError, match="no adapter_model.safetensors"):
+    with pytest.raises(MergeError, match=r"no adapter_model\.safetensors"):
         CoramMerger(base, {"half": tmp_path})

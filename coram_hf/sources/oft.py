@@ -33,8 +33,10 @@ DENSE_WIDTH = 1024
 
 def is_wide_oft(layer: nn.Module) -> bool:
     """Whether a layer is OFT's own over a plain linear one, too wide for PEFT's dense product."""
-    plain = isinstance(layer, OFTLinear) and type(layer.base_layer) is nn.Linear and not layer.merged
-    return plain and layer.base_layer.in_features > DENSE_WIDTH
+    if not isinstance(layer, OFTLinear) or layer.merged:
+        return False
+    inner: Any = layer.base_layer
+    return type(inner) is nn.Linear and inner.in_features > DENSE_WIDTH
 
 
 def rotation_blocks(rotation: OFTRotationModule, dtype: torch.dtype = torch.float32) -> Tensor:
