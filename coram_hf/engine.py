@@ -58,12 +58,15 @@ class Engine:
             tokenizer=options.get("tokenizer"),
             expert_tokenizers=options.get("expert_tokenizers"),
             trust_remote_code=self.trust_remote_code,
+            allow_pickle=options.get("allow_pickle", False),
         )
         self.base = self.models.base.model
         self.weights = config.expert_weights(len(self.models.experts))
         found = find_targets(self.base, config.target_modules, required=need_targets)
         self.targets = {target.name: target for target in found}
-        others = {name: tensor for name, tensor in self.models.base.items() if name not in self.targets}
+        others = {
+            name: self.models.base.original(name) for name in self.models.base if name not in self.targets
+        }
         self.outside = [name for name, tensor in others.items() if tensor.is_floating_point()]
         self.frozen = [name for name, tensor in others.items() if not tensor.is_floating_point()]
 
@@ -92,7 +95,9 @@ class Engine:
     def new_sink(self) -> ModelSink:
         """A model to write into, with the rows of new tokens in place."""
         vocabulary = self.models.vocabulary
-        sink = ModelSink(self.base, self.dtype, vocabulary.size if vocabulary.grows else None)
+        sink = ModelSink(
+            self.models.base.copy_model(), self.dtype, vocabulary.size if vocabulary.grows else None
+        )
         if vocabulary.grows:
             for name in vocabulary.token_axis:
                 sink.keep(name, self.models.base_tensor(name))
@@ -150,7 +155,7 @@ class Engine:
             lam=lam,
             outside_share=self.survey.outside_share(),
             tied=self.models.base.tied,
-            sizes={name: tensor.numel() for name, tensor in self.models.base.items()},
+            sizes={name: self.models.base.original(name).numel() for name in self.models.base},
             vocabulary={name: dict(counts) for name, counts in self.models.vocabulary.counts.items()},
             warnings=(*self.models.warnings, *amplitude.warnings, *left_behind),
         )

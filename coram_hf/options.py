@@ -20,6 +20,8 @@ class MergeOptions(TypedDict, total=False):
     tokenizer, expert_tokenizers: for matching tokens; by default those beside the checkpoints.
     dtype: of the merged parameters; by default the base's.
     trust_remote_code: load tokenizers with custom code, and copy custom code to the result.
+    allow_pickle: load pickled checkpoints, tensors only.
+    device: where the geometry runs, "cpu", "cuda", "cuda:1", "mps" or "auto"; by default where the base is.
     progress: show progress bars (default).
     """
 
@@ -28,6 +30,8 @@ class MergeOptions(TypedDict, total=False):
     expert_tokenizers: Mapping[str, PreTrainedTokenizerBase]
     dtype: str | torch.dtype | None
     trust_remote_code: bool
+    allow_pickle: bool
+    device: str | torch.device | None
     progress: bool
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class MergeResult:
         check_number("lam", lam)
         if self._updates is None:
             raise MergeError("the geometric update was not kept; merge with keep_update=True")
-        sink = ModelSink(self.model)
+        sink = ModelSink(copy.deepcopy(self.model))
         for name, update in self._updates.items():
             sink.write(name, self._origin.models.base_tensor(name), update, lam)
         report = replace(

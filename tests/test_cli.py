@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.cli import main
-from coram_hf.sources.locate import Source, fetch, parse_source
+from coram_hf.sources.locate import Located, Source, fetch, parse_source
 
 
 class Run(NamedTuple):
@@ -138,12 +138,14 @@ def test_a_folder_inside_a_repository(tmp_path, monkeypatch):
     (tmp_path / "snapshot" / "inner").mkdir(parents=True)
     calls = []
 
-    def download(repo, revision, allow_patterns):
+    def download(repo, revision, allow_patterns, ignore_patterns):
         calls.append((repo, revision, allow_patterns))
         return str(tmp_path / "snapshot")
 
     monkeypatch.setattr("coram_hf.sources.locate.snapshot_download", download)
-    assert fetch(parse_source("org/repo:inner@v1")) == tmp_path / "snapshot" / "inner"
+    assert fetch(parse_source("org/repo:inner@v1")) == Located(
+        tmp_path / "snapshot" / "inner", "org/repo:inner"
+    )
     assert calls == [("org/repo", "v1", ["inner/*"])]
     with pytest.raises(MergeError, match="has no folder 'outer'"):
         fetch(parse_source("org/repo:outer"))

@@ -1,8 +1,7 @@
-"""The merged model in memory: a copy of the base whose tensors are overwritten one by one."""
+"""The merged model in memory: a copy of the base's model whose tensors are overwritten one by one."""
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -13,16 +12,16 @@ from coram_hf.geometry.slices import row_blocks
 
 
 class ModelSink:
-    """A copy of `model` to write merged tensors into; the original is left alone, tied weights stay tied.
+    """A model of its own to write merged tensors into; tied weights stay tied.
 
-    `dtype` is that of the copy's parameters (buffers keep theirs); `vocabulary_size` resizes its
+    `dtype` is that of its parameters (buffers keep theirs); `vocabulary_size` resizes its
     embeddings. What rounding to that dtype takes from the updates is measured on the way.
     """
 
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype | None = None, vocabulary_size: int | None = None
     ) -> None:
-        self.model = copy.deepcopy(model)
+        self.model = model
         if vocabulary_size is not None:
             self.model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
         if dtype is not None:

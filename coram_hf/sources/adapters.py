@@ -8,7 +8,7 @@ layer's own merge. This serves every PEFT method that can merge into weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from coram_hf.errors import MergeError
 from coram_hf.sources.loaded import LoadedModel
+from coram_hf.sources.offloaded import is_offloaded
 from coram_hf.sources.oft import (
     KEY_PREFIX,
     is_wide_oft,
@@ -91,14 +92,21 @@ def load_adapter(base: PreTrainedModel, folder: Path, state: dict[str, Tensor], 
         ) from error
 
 
-def open_adapters(who: str, model: PeftModel) -> dict[str, LoadedModel]:
-    """Every adapter of a PeftModel as an expert, by the adapter's name."""
+def open_adapters(
+    who: str, model: PeftModel, base: Mapping[str, Tensor] | None = None
+) -> dict[str, LoadedModel]:
+    """Every adapter of a PeftModel as an expert, by the adapter's name.
+
+    `base` has the weights under the adapters, where the model itself may lack some.
+    """
     inner = cast(PreTrainedModel, model.get_base_model())
+    if is_offloaded(inner):
+        raise MergeError(f"{who}: adapters over an offloaded model; pass the adapter's folder in its place")
     plain = without_adapters(inner)
     experts = {}
     for adapter, config in model.peft_config.items():
         _require_mergeable(f"{who}, adapter {adapter!r}", config)
-        overrides = dict(_overrides(inner, adapter))
+        overrides = dict(_overrides(inner, adapter, base or {}))
         _probe(f"{who}, adapter {adapter!r}", config, overrides)
         error = _orthogonality(inner, adapter)
         experts[adapter] = LoadedModel(
@@ -134,8 +142,16 @@ def _original(module: Any) -> nn.Module:
     return _original(module.base_layer)
 
 
-def _overrides(model: nn.Module, adapter: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Parameter names that an adapter changes, and how to make their weights."""
+def _overrides(
+    model: nn.Module, adapter: str, base: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Parameter names that an adapter changes, and how to make their weights.
+
+    Parameters of the base that the adapter leaves alone but that have no data here are the base's own.
+    """
+    for name, parameter in without_adapters(cast(PreTrainedModel, model)).named_parameters():
+        if parameter.is_meta and name in base:
+            yield name, partial(base.__getitem__, name)
     for name, module in adapted_modules(model):
         if isinstance(module, ModulesToSaveWrapper):
             trained = module.modules_to_save
@@ -146,14 +162,19 @@ def _overrides(model: nn.Module, adapter: str) -> Iterator[tuple[str, Callable[[
         layer: Any = module if isinstance(module, BaseTunerLayer) else module.token_adapter
         if has_adapter(layer, adapter):
             for key, _ in _original(layer).named_parameters():
-                make = rotated_weight if is_wide_oft(layer) else _merged_parameter
-                yield f"{name}.{key}", partial(make, layer, adapter, key)
+                if is_wide_oft(layer):
+                    yield f"{name}.{key}", partial(rotated_weight, layer, adapter, key)
+                else:
+                    yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, base)
 
 
-def _merged_parameter(layer: Any, adapter: str, key: str) -> Tensor:
+def _merged_parameter(layer: Any, adapter: str, key: str, name: str, base: Mapping[str, Tensor]) -> Tensor:
     """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
     with torch.no_grad():
         clone = copy.deepcopy(layer)
+        for own, parameter in _original(clone).named_parameters():
+            if parameter.is_meta:
+                parameter.data = base[f"{name}.{own}"]
         if clone.merged:
             clone.unmerge()
         wide = any(p.dtype == torch.float64 for p in clone.parameters())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -21,9 +22,10 @@ from coram_hf.sources.adapters import (
     open_adapters,
     without_adapters,
 )
+from coram_hf.sources.checkpoint import open_checkpoint
 from coram_hf.sources.companions import find_tokenizer
 from coram_hf.sources.loaded import LoadedModel
-from coram_hf.sources.locate import fetch, load_model, parse_source
+from coram_hf.sources.locate import Located, fetch, parse_source
 from coram_hf.sources.oft import is_legacy, open_legacy
 from coram_hf.sources.quantized import dequantized
 from coram_hf.sources.tokens import Policy, embedding_rows, match_vocabularies
@@ -33,6 +35,7 @@ Expert = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each of them is an expert), or where either is to be found."""
 
 Experts = Sequence[Expert] | Mapping[str, Expert]
+OpenFolder = Callable[[str, Path], LoadedModel]
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,22 @@ def open_models(
     tokenizer: PreTrainedTokenizerBase | None = None,
     expert_tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
     trust_remote_code: bool = False,
+    allow_pickle: bool = False,
 ) -> Models:
     """Name the experts and check that each has the base's architecture, tensors and shapes."""
-    origin = _open_base(base, trust_remote_code)
+    open_folder = partial(open_checkpoint, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+    source = _open_base(base, open_folder)
+    origin = source.model
     if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
         raise MergeError(
             f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
         )
     opened: dict[str, LoadedModel] = {}
-    warnings: list[str] = []
+    warnings = list(source.warnings)
     pairs = experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts)
     for position, (given, expert) in enumerate(pairs, start=1):
-        for name, weights in _open_expert(origin, given, expert, position, trust_remote_code, warnings):
+        for name, weights in _open_expert(source, given, expert, position, open_folder):
+            warnings += weights.warnings
             if name in opened:
                 raise MergeError(
                     f"two experts are called {name!r}; pass a dict name -> model to tell them apart"
@@ -100,31 +107,25 @@ def open_models(
     }
     models = {name: weights.model for name, weights in opened.items()}
     rows, differences = match_vocabularies(origin, models, vocabulary, own, theirs)
-    source = LoadedModel(origin)
     for name, weights in opened.items():
         warnings += _check_same_tensors(source, name, weights, rows.token_axis)
     return Models(source, opened, rows, rows.tokenizer or tokenizer, [*differences, *warnings])
 
 
-def _open_base(base: Expert, trust_remote_code: bool) -> PreTrainedModel:
-    """The base as a plain model in memory; adapters in it are left out."""
+def _open_base(base: Expert, open_folder: OpenFolder) -> LoadedModel:
+    """The weights of the base; adapters in it are left out."""
     if isinstance(base, str | Path):
-        folder = fetch(parse_source(str(base)))
-        if (folder / ADAPTER_CONFIG).is_file():
+        found = fetch(parse_source(str(base)))
+        if (found.folder / ADAPTER_CONFIG).is_file():
             raise MergeError(f"the base {str(base)!r} is an adapter; pass the model that it was trained on")
-        base = load_model(folder, trust_remote_code)
+        return _located(open_folder("the base", found.folder), found)
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     _require_model("the base", model)
-    return without_adapters(dequantized("the base", cast(PreTrainedModel, model)))
+    return LoadedModel(without_adapters(dequantized("the base", cast(PreTrainedModel, model))))
 
 
 def _open_expert(
-    base: PreTrainedModel,
-    given: object,
-    expert: Expert,
-    position: int,
-    trust_remote_code: bool,
-    warnings: list[str],
+    base: LoadedModel, given: object, expert: Expert, position: int, open_folder: OpenFolder
 ) -> Iterator[tuple[str, LoadedModel]]:
     """One expert, or each adapter of one, by the given name or that of its adapter, folder or repository."""
     if given is not None and (not isinstance(given, str) or not given):
@@ -133,16 +134,11 @@ def _open_expert(
     if isinstance(expert, str | Path):
         source = parse_source(str(expert))
         label = label or source.name
-        folder = fetch(source)
-        if (folder / ADAPTER_CONFIG).is_file():
-            state = adapter_state(folder, f"expert {label!r}")
-            if is_legacy(state):
-                yield label, open_legacy(f"expert {label!r}", base, folder, state)
-                return
-            expert = load_adapter(base, folder, state, f"expert {label!r}")
-            warnings += _other_base(base, label, expert)
-        else:
-            expert = load_model(folder, trust_remote_code)
+        found = fetch(source)
+        is_adapter = (found.folder / ADAPTER_CONFIG).is_file()
+        open_this = partial(_open_adapter, base) if is_adapter else open_folder
+        yield label, _located(open_this(f"expert {label!r}", found.folder), found)
+        return
     if isinstance(expert, PeftModel):
         adapters = open_adapters(f"expert {label or position!r}", expert)
         for adapter, weights in adapters.items():
@@ -156,17 +152,36 @@ def _open_expert(
         raise MergeError(
             f"expert {label or position!r} holds adapters; pass it as a PeftModel, or merge them first"
         )
-    name = label or _name_by_origin(base, expert, position)
+    name = label or _name_by_origin(base.model, expert, position)
     yield name, LoadedModel(dequantized(f"expert {name!r}", expert))
 
 
-def _other_base(base: PreTrainedModel, name: str, adapter: PeftModel) -> list[str]:
+def _open_adapter(base: LoadedModel, who: str, folder: Path) -> LoadedModel:
+    """An adapter folder as an expert over the base."""
+    state = adapter_state(folder, who)
+    files = [folder / ADAPTER_CONFIG, *folder.glob("adapter_model.*")]
+    if is_legacy(state):
+        opened = open_legacy(who, base, folder, state)
+    else:
+        model = load_adapter(base.model, folder, state, who)
+        opened = next(iter(open_adapters(who, model, base).values()))
+        opened.warnings += _other_base(base.model, who, model)
+    opened.files += files
+    return opened
+
+
+def _located(weights: LoadedModel, found: Located) -> LoadedModel:
+    weights.location, weights.commit = found.location, found.commit
+    return weights
+
+
+def _other_base(base: PreTrainedModel, who: str, adapter: PeftModel) -> list[str]:
     """A warning when an adapter says that it was trained on another model than the base."""
     trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
     ours = base.name_or_path
     if not trained_on or not ours or Path(trained_on).name == Path(ours).name:
         return []
-    return [f"expert {name!r} is an adapter of {trained_on!r}, but the base is {ours!r}"]
+    return [f"{who} is an adapter of {trained_on!r}, but the base is {ours!r}"]
 
 
 def _require_model(who: str, model: object) -> None:
@@ -206,8 +221,8 @@ def _check_same_tensors(
                 f"expert {name!r} {what} tensor {absent[0]!r}{more}, compared with the base; load base "
                 f"and experts with the same class (base {base.class_name}, expert {expert.class_name})"
             )
-    for tensor, weight in base.items():
-        _check_tensor(name, tensor, weight, expert, token_axis.get(tensor))
+    for tensor in base:
+        _check_tensor(name, tensor, base.original(tensor), expert, token_axis.get(tensor))
     return [
         f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
         f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"

@@ -1,20 +1,30 @@
-"""The weights of a model that is already in memory."""
+"""The weights of a model, by name: those in memory, on disk behind it, or made when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.sources.offloaded import is_offloaded, materialized, offloaded_tensors
+
+Make = Callable[[], Tensor]
+
 
 class LoadedModel(Mapping[str, Tensor]):
     """Parameters and persistent buffers by name; a tied parameter appears once, under its first name.
 
     tied: the further names of tied parameters, and their first one; they can be looked up, too.
-    overrides: parameters that are made when they are asked for, by an adapter.
+    overrides: parameters that are made when they are asked for: by an adapter, from several tensors on disk,
+    or from where accelerate has put them.
+    load: how to get the model into memory, for one whose weights are on disk.
+    location, commit: the folder or Hub repository that it comes from, and its commit there, where known.
+    files: what the weights are read from. pieces: the memory maps behind each parameter.
     kind: "full", or the PEFT type of the adapter; adapter: the model that holds it, and its name there.
     orthogonality_error: max |R^T R - I| of an OFT adapter.
     """
@@ -22,23 +32,33 @@ class LoadedModel(Mapping[str, Tensor]):
     def __init__(
         self,
         model: PreTrainedModel,
-        overrides: Mapping[str, Callable[[], Tensor]] | None = None,
+        overrides: Mapping[str, Make] | None = None,
         *,
+        load: Callable[[], PreTrainedModel] | None = None,
+        files: Sequence[Path] = (),
+        pieces: Mapping[str, list[Tensor]] | None = None,
+        warnings: Sequence[str] = (),
         kind: str = "full",
         adapter: tuple[PeftModel, str] | None = None,
         orthogonality_error: float | None = None,
     ) -> None:
         self.model = model
+        self.files = list(files)
+        self.warnings = list(warnings)
         self.kind = kind
         self.adapter = adapter
         self.orthogonality_error = orthogonality_error
+        self.location: str | None = model.name_or_path or None
+        self.commit: str | None = getattr(model.config, "_commit_hash", None)
         first = {id(parameter): name for name, parameter in model.named_parameters()}
         every = dict(model.named_parameters(remove_duplicate=False))
         buffers = {k: v for k, v in model.state_dict().items() if k not in every}
         self._tensors: dict[str, Tensor] = {k: p.detach() for k, p in model.named_parameters()} | buffers
         self.tied = {k: first[id(p)] for k, p in every.items() if first[id(p)] != k}
-        self.overrides = dict(overrides or {})
+        self.overrides = {**offloaded_tensors(model), **(overrides or {})}
         self.class_name = type(model).__name__
+        self._load = load
+        self._pieces = pieces or {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.overrides:
@@ -50,7 +70,7 @@ class LoadedModel(Mapping[str, Tensor]):
         return tensor.to(torch.float32) if _is_float8(tensor) else tensor
 
     def original(self, name: str) -> Tensor:
-        """The tensor under an adapter's change, of the same shape and kind, without making anything."""
+        """A tensor of the same shape and dtype, under an adapter's change, without making anything."""
         return self._tensors[self.tied.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
@@ -58,6 +78,23 @@ class LoadedModel(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def copy_model(self) -> PreTrainedModel:
+        """A model of its own in memory, with these weights."""
+        if self._load is not None:
+            return self._load()
+        if is_offloaded(self.model):
+            return materialized(self.model, self)
+        return copy.deepcopy(self.model)
+
+    def prefetch(self, name: str) -> None:
+        """Have the pages behind a tensor read from the disk, one touch a page."""
+        for piece in self._pieces.get(self.tied.get(name, name), ()):
+            if piece.is_contiguous() and piece.numel():
+                piece.flatten().view(torch.uint8)[::PAGE].max()
+
+
+PAGE = 4096
 
 
 def _is_float8(tensor: Tensor) -> bool:

@@ -6,14 +6,15 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from coram_hf.errors import MergeError
 
 _HUB = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?::(?P<folder>[^@:]+))?(?:@(?P<revision>[\w./-]+))?")
+
+OTHER_FORMATS = ("*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.ot", "original/*", "onnx/*")
+"""Copies of the weights that repositories hold beside those for transformers, and that need not be had."""
 
 
 class Source(NamedTuple):
@@ -43,28 +44,34 @@ def parse_source(text: str) -> Source:
     return Source(name or label, match["repo"], match["folder"], match["revision"])
 
 
-def fetch(source: Source) -> Path:
+class Located(NamedTuple):
+    """A folder on this machine, where it comes from, and at which commit of the Hub."""
+
+    folder: Path
+    location: str
+    commit: str | None = None
+
+
+def fetch(source: Source) -> Located:
     """The local folder of a source, downloaded from the Hub if it is there."""
     if Path(source.location).is_dir():
-        return Path(source.location)
-    patterns = [f"{source.folder}/*"] if source.folder else None
+        return Located(Path(source.location), source.location)
+    inside = f"{source.folder}/" if source.folder else ""
     try:
-        root = Path(snapshot_download(source.location, revision=source.revision, allow_patterns=patterns))
+        root = Path(
+            snapshot_download(
+                source.location,
+                revision=source.revision,
+                allow_patterns=[f"{inside}*"] if inside else None,
+                ignore_patterns=[f"{inside}{pattern}" for pattern in OTHER_FORMATS],
+            )
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).partition("\n")[0]
         raise MergeError(f"{source.name!r}: cannot get {source.location!r} from the Hub ({why})") from error
     folder = root / source.folder if source.folder else root
     if not folder.is_dir():
         raise MergeError(f"{source.name!r}: {source.location!r} has no folder {source.folder!r}")
-    return folder
-
-
-def load_model(folder: Path, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A checkpoint in the class that its config names and the dtype that it is stored in."""
-    if not (folder / "config.json").is_file():
-        raise MergeError(f"{folder} holds neither a model (config.json) nor an adapter (adapter_config.json)")
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    name = (config.architectures or [""])[0]
-    loader = getattr(transformers, name, AutoModel)
-    model: PreTrainedModel = loader.from_pretrained(folder, dtype="auto")
-    return model
+    commit = root.name if root.parent.name == "snapshots" else None
+    location = f"{source.location}:{source.folder}" if source.folder else source.location
+    return Located(folder, location, commit)

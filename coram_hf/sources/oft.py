@@ -18,7 +18,6 @@ import torch
 from peft.tuners.oft.layer import Linear as OFTLinear
 from peft.tuners.oft.layer import OFTRotationModule
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from coram_hf.errors import MergeError
 from coram_hf.sources.loaded import LoadedModel
@@ -68,14 +67,13 @@ def is_legacy(state: dict[str, Tensor]) -> bool:
     return any(key.endswith(".oft_r") for key in state)
 
 
-def open_legacy(who: str, base: PreTrainedModel, folder: Path, state: dict[str, Tensor]) -> LoadedModel:
+def open_legacy(who: str, origin: LoadedModel, folder: Path, state: dict[str, Tensor]) -> LoadedModel:
     """An OFT adapter of PEFT before 0.16 as an expert.
 
     From 0.14 on it rotates inputs and scales outputs, W' = diag(s) W R^T with `oft_r` and `oft_s`; before
     that it rotates outputs, W' = R^T W. In both R is the Cayley transform of the skew part of `oft_r`.
     """
     settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    origin = LoadedModel(base)
     overrides: dict[str, Callable[[], Tensor]] = {}
     worst = 0.0
     for key, tensor in state.items():
@@ -100,7 +98,7 @@ def open_legacy(who: str, base: PreTrainedModel, folder: Path, state: dict[str, 
             overrides[name] = partial(_legacy_weight, origin, name, blocks, scale)
         if name not in origin:
             raise MergeError(f"{who}: its tensor {key!r} belongs to no parameter of {origin.class_name}")
-    return LoadedModel(base, overrides, kind="OFT", orthogonality_error=worst)
+    return LoadedModel(origin.model, overrides, kind="OFT", orthogonality_error=worst)
 
 
 def _legacy_weight(origin: LoadedModel, name: str, blocks: Tensor, scale: Tensor | None) -> Tensor:

@@ -1,0 +1,51 @@
+"""Models that accelerate has placed: parameters on other devices, in CPU memory behind hooks, or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from accelerate.utils import align_module_device
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some parameters are held by hooks of accelerate, and not by the modules."""
+    return bool(offloaded_tensors(model))
+
+
+def offloaded_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
+    """How to read, one at a time, the parameters and buffers that a hook holds for its module."""
+    found: dict[str, Callable[[], Tensor]] = {}
+    for prefix, module in model.named_modules():
+        if not getattr(getattr(module, "_hf_hook", None), "offload", False):
+            continue
+        held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for key, tensor in held:
+            if tensor.is_meta:
+                found[f"{prefix}.{key}".lstrip(".")] = partial(_read, module, key)
+    return found
+
+
+def _read(module: nn.Module, key: str) -> Tensor:
+    with align_module_device(module, execution_device=torch.device("cpu")):
+        tensor: Tensor = getattr(module, key)
+        return tensor.detach().clone()
+
+
+def materialized(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model of the same class in CPU memory, without hooks, filled with the given weights."""
+    with no_init_weights():
+        whole = type(model)(model.config)
+    state = whole.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            state[name].data = tensor.to("cpu", copy=True)
+    whole.tie_weights()
+    if model.can_generate():
+        whole.generation_config = model.generation_config
+    whole.name_or_path = model.name_or_path
+    return whole.train(model.training)
