@@ -69,9 +69,14 @@ def measure_amplitude(norms: UpdateNorms, config: CoramConfig) -> Amplitude:
         dispersion=D,
         unbalanced_dispersion=dispersion(relative),
         kappa=kappa,
-        sqrt_n=1 / math.sqrt(math.fsum(w * w for w in weights)),
+        sqrt_n=ideal_contraction(weights),
         warnings=tuple(_warnings(relative, D, config)),
     )
+
+
+def ideal_contraction(weights: Sequence[float]) -> float:
+    """sqrt(N) for uniform weights, 1 / sqrt(sum w_i^2) in general."""
+    return 1 / math.sqrt(math.fsum(w * w for w in weights))
 
 
 def dispersion(relative: Mapping[str, float]) -> float:

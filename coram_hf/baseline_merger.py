@@ -1,27 +1,31 @@
-"""BaselineMerger: a Euclidean method on all floating tensors of models in memory."""
+"""BaselineMerger: a Euclidean method on all floating tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
+from coram_hf.base_merger import FolderMerge, Merger
 from coram_hf.baselines import method_weights
 from coram_hf.baselines.registry import find_method
 from coram_hf.baselines.ties import global_cuts
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import Balance, CoramConfig, check_names
 from coram_hf.engine import Engine
-from coram_hf.geometry import SliceStats, squared_norm
+from coram_hf.geometry import squared_norm, squared_norms
 from coram_hf.options import MergeOptions
-from coram_hf.report import MergePlan
+from coram_hf.record import Record, total
+from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
+from coram_hf.sinks.assembly import write
 from coram_hf.sources import Expert, Experts
 
 
-class BaselineMerger:
+class BaselineMerger(Merger):
     """Merge all floating tensors by one of the baseline methods, with the report of a CORAM merge."""
 
     def __init__(
@@ -61,24 +65,51 @@ class BaselineMerger:
         """Merge tensor by tensor; targets are merged as matrices, whatever their layout."""
         engine, plan = self._engine, self.inspect()
         engine.announce(plan)
-        merge_one = partial(self._merge_tensor, self._global_cuts())
         sink = engine.new_sink()
-        stats, updates = SliceStats(), {}
+        records, updates = [], {}
         for name in engine.track((*plan.targets, *plan.residual), "tensors"):
-            update = engine.new_update(name, merge_one)
-            sink.write(name, engine.models.base_tensor(name), update)
-            if name in engine.targets or not engine.targets:
-                stats.squared_norm += squared_norm(update)
+            record, update = self._merged(name, sink.tensor(name))
+            records.append(record)
             if self.keep_update:
                 updates[name] = update
-        report = engine.report(
+        report = self._report(plan, total(records), sink.model.dtype, None)
+        return MergeResult(sink.model, report, engine.origin(), updates if self.keep_update else None)
+
+    def _merged(self, name: str, out: Tensor) -> tuple[Record, Tensor]:
+        engine, record = self._engine, Record()
+        update = engine.new_update(name, partial(self._merge_tensor, self._global_cuts))
+        write(out, engine.models.base_tensor(name), update, 1.0, record)
+        if name in engine.targets or not engine.targets:
+            record.slices.squared_norm = squared_norm(update)
+        return record, update
+
+    def _merges(self, name: str) -> bool:
+        return name in self._engine.targets or name in set(self._engine.outside)
+
+    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+        record, _ = self._merged(name, out)
+        record.measure(*squared_norms(*self._engine.models.tensors(name)))
+        return record
+
+    def _coefficient(self, job: FolderMerge) -> float | None:
+        if self.config.balance is not None:
+            job.survey(sampled=False)
+        return None
+
+    def _confirm(self, lam: float | None) -> float | None:
+        return lam
+
+    def _report(self, plan: MergePlan, record: Record, dtype: torch.dtype, lam: float | None) -> MergeReport:
+        return self._engine.report(
             plan,
             method=self.method.name,
             config={**self._shared_options(), **self.parameters},
-            stats=stats,
-            sink=sink,
+            record=record,
+            dtype=dtype,
         )
-        return MergeResult(sink.model, report, engine.origin(), updates if self.keep_update else None)
+
+    def _settings(self) -> dict[str, Any]:
+        return {"method": self.method.name, **self._shared_options(), **self.parameters}
 
     def _shared_options(self) -> dict[str, Any]:
         values = self.config.to_dict()
@@ -90,6 +121,7 @@ class BaselineMerger:
         updates = Updates(base, experts, self._weights, self._engine.factors, name, cuts)
         out.copy_(self.method(updates, self.parameters))
 
+    @cached_property
     def _global_cuts(self) -> tuple[float, ...] | None:
         """Magnitude cuts over all tensors of each expert, where the method trims globally."""
         if self.parameters.get("trim") != "global":

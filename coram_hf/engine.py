@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from coram_hf.amplitude import Amplitude, UpdateNorms, contraction, measure_amplitude
 from coram_hf.config import CoramConfig
-from coram_hf.geometry import SliceStats, update_dtype
+from coram_hf.geometry import update_dtype
 from coram_hf.options import MergeOptions, check_options, output_dtype
+from coram_hf.processes import Processes, compute_device
+from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport, library_versions
 from coram_hf.result import Origin
-from coram_hf.sinks import ModelSink
+from coram_hf.sinks import ModelSink, without_data
+from coram_hf.sinks.assembly import rounding_loss
+from coram_hf.sinks.memory import with_format
 from coram_hf.sources import Expert, Experts, open_models
 from coram_hf.survey import Survey, take_survey
 from coram_hf.targets import find_targets
@@ -50,6 +55,9 @@ class Engine:
         self.label = label
         self.progress = options.get("progress", True)
         self.dtype = output_dtype(options.get("dtype"))
+        self.processes = Processes.find()
+        self.device = compute_device(options.get("device"), self.processes.local_rank)
+        check_precision(self.device, config)
         self.trust_remote_code = options.get("trust_remote_code", False)
         self.models = open_models(
             base,
@@ -86,36 +94,57 @@ class Engine:
     @property
     def factors(self) -> tuple[float, ...]:
         """Balance factors f_i, in expert order."""
+        if self.config.balance is None:
+            return (1.0,) * len(self.models.experts)
         return tuple(self.amplitude.factors.values())
 
     def track(self, names: Iterable[str], what: str) -> Iterable[str]:
         """The names, behind a progress bar."""
         return tqdm(list(names), desc=f"{self.label}: {what}", disable=not self.progress)
 
+    def assume(self, norms: UpdateNorms) -> None:
+        """Take these norms for those of the survey until `conclude`."""
+        self.amplitude = measure_amplitude(norms, self.config)
+
+    def conclude(self, survey: Survey) -> None:
+        """Take a survey that was made elsewhere."""
+        self.__dict__.pop("amplitude", None)
+        self.survey = survey
+
     def new_sink(self) -> ModelSink:
         """A model to write into, with the rows of new tokens in place."""
-        vocabulary = self.models.vocabulary
-        sink = ModelSink(
-            self.models.base.copy_model(), self.dtype, vocabulary.size if vocabulary.grows else None
-        )
-        if vocabulary.grows:
-            for name in vocabulary.token_axis:
-                sink.keep(name, self.models.base_tensor(name))
+        sink = ModelSink(self.models.base.copy_model(), self.dtype, self._new_size)
+        if self._new_size is not None:
+            for name in self.models.vocabulary.token_axis:
+                sink.tensor(name).copy_(self.models.base_tensor(name))
         return sink
+
+    def skeleton(self) -> PreTrainedModel:
+        """The merged model without its data."""
+        return with_format(without_data(self.base), self.dtype, self._new_size)
+
+    @property
+    def _new_size(self) -> int | None:
+        vocabulary = self.models.vocabulary
+        return vocabulary.size if vocabulary.grows else None
 
     def origin(self) -> Origin:
         """What a result keeps of its inputs: base weights, and where tokenizer and processor are."""
         return Origin(self.models, self.trust_remote_code)
 
-    def matrices(self, name: str, out: Tensor) -> Iterator[tuple[str, Tensor, Tensor, list[Tensor]]]:
+    def matrices(
+        self, name: str, out: Tensor | None
+    ) -> Iterator[tuple[str, Tensor | None, Tensor, list[Tensor]]]:
         """(name, part of out, base, experts) for every matrix of a target; other tensors come whole."""
         base, experts = self.models.tensors(name)
         target = self.targets.get(name)
         if target is None:
             yield name, out, base, experts
             return
-        stacked = zip(*(target.matrices(t) for t in (out, base, *experts)), strict=True)
-        for i, (part, origin, *others) in enumerate(stacked):
+        stacked = zip(*(target.matrices(t) for t in (base, *experts)), strict=True)
+        parts = None if out is None else target.matrices(out)
+        for i, (origin, *others) in enumerate(stacked):
+            part = None if parts is None else parts[i]
             yield name if base.ndim == 2 else f"{name}[{i}]", part, origin, others
 
     def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
@@ -123,6 +152,7 @@ class Engine:
         base = self.models.base_tensor(name)
         update = torch.empty_like(base, dtype=update_dtype(base))
         for part, out, origin, others in self.matrices(name, update):
+            assert out is not None
             merge_one(part, origin, others, out)
         return update
 
@@ -171,8 +201,8 @@ class Engine:
         *,
         method: str,
         config: Mapping[str, Any],
-        stats: SliceStats,
-        sink: ModelSink,
+        record: Record,
+        dtype: torch.dtype,
         lam: float | None = None,
         lam_source: str | None = None,
         slice_height: int | None = None,
@@ -192,8 +222,8 @@ class Engine:
             lam=lam,
             lam_source=lam_source,
             sqrt_n=self.amplitude.sqrt_n,
-            c_rms=self.contraction(stats.squared_norm),
-            counts={"targets": len(plan.targets), "residual": len(plan.residual), **stats.counts()},
+            c_rms=self.contraction(record.slices.squared_norm),
+            counts={"targets": len(plan.targets), "residual": len(plan.residual), **record.slices.counts()},
             outside_share=plan.outside_share,
             left_at_base=0.0 if plan.residual else self.survey.total_outside_share(),
             rounding_loss=0.0,
@@ -206,4 +236,11 @@ class Engine:
             },
             warnings=plan.warnings,
             versions=library_versions(),
-        ).with_rounding(sink.rounding_loss, sink.model.dtype)
+            sources={name: {"source": w.location, "commit": w.commit} for name, w in self.models.named()},
+        ).with_rounding(rounding_loss(record), dtype)
+
+
+def check_precision(device: torch.device | None, config: CoramConfig) -> None:
+    """Apple's devices have no float64."""
+    if device is not None and device.type == "mps" and config.compute_dtype == "float64":
+        raise ValueError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')

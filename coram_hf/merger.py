@@ -1,27 +1,32 @@
-"""CoramMerger: the method from end to end, for models in memory."""
+"""CoramMerger: the method from end to end, in memory or from files to files."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from coram_hf.amplitude import require_coefficient
+from coram_hf.amplitude import ideal_contraction, require_coefficient
+from coram_hf.base_merger import FolderMerge, Merger
 from coram_hf.baselines.residual import merge_residual
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
-from coram_hf.geometry import SliceStats, merge_rows, merge_update
+from coram_hf.geometry import SliceStats, merge_rows, merge_update, squared_norms
 from coram_hf.options import MergeOptions
-from coram_hf.report import MergePlan
+from coram_hf.record import Record, total
+from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
-from coram_hf.sinks import ModelSink
+from coram_hf.sinks.assembly import write, write_rows
 from coram_hf.sources import Expert, Experts
 
 
-class CoramMerger:
+class CoramMerger(Merger):
     """Merge experts that were fine-tuned from one base, by CORAM.
 
     The base and the experts are read, never changed. Memory beyond them: the result, the kept update
@@ -80,53 +85,114 @@ class CoramMerger:
 
         sink = engine.new_sink()
         updates: dict[str, Tensor] = {}
-        stats = SliceStats()
+        record, records = Record(), []
         lam = plan.lam
         for name in engine.track(plan.targets, "targets"):
             if lam is not None and not keep_update:
-                self._merge_into(sink, name, lam, stats)
+                records.append(self._merge_parameter(name, sink.tensor(name), lam))
                 continue
-            updates[name] = engine.new_update(name, partial(self._merge_matrix, stats))
+            updates[name] = engine.new_update(name, partial(self._merge_matrix, record.slices))
             if lam is not None:
-                sink.write(name, engine.models.base_tensor(name), updates[name], lam)
+                write(sink.tensor(name), engine.models.base_tensor(name), updates[name], lam, record)
 
         if lam is None:
-            lam = engine.amplitude.coefficient(self.config, engine.contraction(stats.squared_norm))
-            if lam is None:
-                raise MergeError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
+            lam = engine.amplitude.coefficient(self.config, engine.contraction(record.slices.squared_norm))
+            lam = _require_update(lam)
             for name, update in updates.items():
-                sink.write(name, engine.models.base_tensor(name), update, lam)
+                write(sink.tensor(name), engine.models.base_tensor(name), update, lam, record)
 
         for name in engine.track(plan.residual, "residual"):
-            rho = engine.new_update(name, self._merge_residual)
-            sink.write(name, engine.models.base_tensor(name), rho)
+            records.append(self._merge_parameter(name, sink.tensor(name), None))
+        report = self._report(plan, total([record, *records]), sink.model.dtype, lam)
+        return MergeResult(sink.model, report, engine.origin(), updates if keep_update else None)
 
-        report = engine.report(
+    def _merges(self, name: str) -> bool:
+        return name in self._engine.targets or (
+            self.config.residual is not None and name in set(self._engine.outside)
+        )
+
+    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+        """A target amplified by lambda, or a parameter of the residual pathway."""
+        if name in self._engine.targets:
+            return self._merge_target(name, out, lam)
+        base, experts = self._engine.models.tensors(name)
+        record = Record()
+        record.measure(*squared_norms(base, experts))
+        assert self.config.residual is not None
+        updates = Updates(base, experts, self._engine.weights, self._engine.factors, name)
+        write(out, base, merge_residual(updates, self.config.residual), 1.0, record)
+        return record
+
+    def _merge_target(self, name: str, out: Tensor | None, lam: float | None) -> Record:
+        """Merge one target a chunk of rows at a time; without `out` it is only measured."""
+        engine, record = self._engine, Record()
+        for _, part, base, experts in engine.matrices(name, out):
+            chunks = merge_rows(
+                base, experts, self.config, factors=engine.factors, device=engine.device, measure=True
+            )
+            for merged in chunks:
+                assert merged.squares is not None
+                of_base, *of_updates = merged.squares.tolist()
+                record.measure(of_base, of_updates)
+                record.slices += merged.stats
+                if part is not None and lam is not None:
+                    write_rows(part, base, merged.rows, merged.update, lam, record)
+        return record
+
+    def _merge_matrix(
+        self, stats: SliceStats, name: str, base: Tensor, experts: list[Tensor], out: Tensor
+    ) -> None:
+        engine = self._engine
+        merged = merge_update(
+            base, experts, self.config, factors=engine.factors, out=out, device=engine.device
+        )
+        stats += merged[1]
+
+    def _coefficient(self, job: FolderMerge) -> float | None:
+        """Lambda before merging: by the rule from a sample of the targets; c_RMS from a pass over all."""
+        engine, config = self._engine, self.config
+        if config.balance is not None:
+            job.survey(sampled=False)
+        elif config.lam_source == "rule" and config.scale == "sqrt_n":
+            job.survey(sampled=True)
+            if math.isinf(engine.amplitude.dispersion):
+                job.survey(sampled=False)
+        if config.lam is not None:
+            return config.lam
+        if config.scale == "c_rms":
+            records = job.phase(
+                "geometry", list(engine.targets), partial(self._merge_target, out=None, lam=None)
+            )
+            job.conclude(records)
+            require_coefficient(engine.amplitude, config)
+            square = total(records.values()).slices.squared_norm
+            return _require_update(engine.amplitude.coefficient(config, engine.contraction(square)))
+        if config.kappa is not None:
+            return config.kappa * ideal_contraction(engine.weights)
+        require_coefficient(engine.amplitude, config)
+        return engine.amplitude.coefficient(config, None)
+
+    def _confirm(self, lam: float | None) -> float | None:
+        by_rule = self.config.lam_source == "rule" and self.config.scale == "sqrt_n"
+        return self._engine.amplitude.coefficient(self.config, None) if by_rule else lam
+
+    def _report(self, plan: MergePlan, record: Record, dtype: torch.dtype, lam: float | None) -> MergeReport:
+        return self._engine.report(
             plan,
             method="coram",
             config=self.config.to_dict(),
             lam=lam,
             lam_source=self.config.lam_source,
             slice_height=self.config.slice_height,
-            stats=stats,
-            sink=sink,
+            record=record,
+            dtype=dtype,
         )
-        return MergeResult(sink.model, report, engine.origin(), updates if keep_update else None)
 
-    def _merge_into(self, sink: ModelSink, name: str, lam: float, stats: SliceStats) -> None:
-        """Merge one target straight into the result, a chunk of rows at a time."""
-        out = sink.tensor(name)
-        for _, target, base, experts in self._engine.matrices(name, out):
-            for merged in merge_rows(base, experts, self.config, factors=self._engine.factors):
-                sink.write_rows(target, base, merged.rows, merged.update, lam)
-                stats += merged.stats
+    def _settings(self) -> dict[str, Any]:
+        return {"method": "coram", **self.config.to_dict()}
 
-    def _merge_matrix(
-        self, stats: SliceStats, name: str, base: Tensor, experts: list[Tensor], out: Tensor
-    ) -> None:
-        stats += merge_update(base, experts, self.config, factors=self._engine.factors, out=out)[1]
 
-    def _merge_residual(self, name: str, base: Tensor, experts: list[Tensor], out: Tensor) -> None:
-        assert self.config.residual is not None
-        updates = Updates(base, experts, self._engine.weights, self._engine.factors, name)
-        out.copy_(merge_residual(updates, self.config.residual))
+def _require_update(lam: float | None) -> float:
+    if lam is None:
+        raise MergeError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
+    return lam

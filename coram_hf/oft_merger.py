@@ -17,9 +17,11 @@ from coram_hf.baselines.orthomerge import with_norm
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
-from coram_hf.geometry import SliceStats, squared_norm
+from coram_hf.geometry import squared_norm
 from coram_hf.options import MergeOptions
+from coram_hf.record import Record
 from coram_hf.result import MergeResult
+from coram_hf.sinks.assembly import write
 from coram_hf.sources import Expert, Experts
 from coram_hf.sources.adapters import adapted_modules, open_adapters, shadow
 from coram_hf.sources.loaded import LoadedModel
@@ -43,18 +45,18 @@ def merge_oft(
     adapter = _merged_adapter(engine)
 
     merged = open_adapters("the merged adapter", adapter)["default"]
-    sink, stats = engine.new_sink(), SliceStats()
+    sink, record = engine.new_sink(), Record()
     for name in engine.track(plan.targets, "targets"):
         origin = engine.models.base[name]
         update = merged[name].to(torch.float64) - origin.to(torch.float64)
-        sink.write(name, origin, update)
-        stats.squared_norm += squared_norm(update)
+        write(sink.tensor(name), origin, update, 1.0, record)
+        record.slices.squared_norm += squared_norm(update)
     report = engine.report(
         plan,
         method="orthomerge",
         config={"space": "oft", "weights": config.to_dict()["weights"]},
-        stats=stats,
-        sink=sink,
+        record=record,
+        dtype=sink.model.dtype,
     )
     return MergeResult(sink.model, report, engine.origin(), None, adapter=adapter)
 

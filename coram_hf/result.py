@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 
 from coram_hf.config import check_number
 from coram_hf.errors import MergeError
+from coram_hf.record import Record
 from coram_hf.report import MergeReport
 from coram_hf.sinks import ModelSink
+from coram_hf.sinks.assembly import rounding_loss, write
 from coram_hf.sinks.lora import write_lora
 from coram_hf.sources import Models
 from coram_hf.sources.companions import companion_folder, copy_companions, logger
@@ -27,6 +29,22 @@ class Origin:
 
     models: Models
     trust_remote_code: bool
+
+    @property
+    def original_format(self) -> bool:
+        """Whether weights go to disk as they came: not for a checkpoint that was quantised there."""
+        return stored_quantized(self.models.base.model) is None
+
+    def save_companions(self, folder: Path) -> None:
+        """Write tokenizer, chat template, processor and, if it is trusted, custom code."""
+        base = self.models.base.model
+        source = companion_folder(base)
+        if source is not None:
+            copy_companions(source, folder, self.trust_remote_code)
+        if self.models.tokenizer is not None:
+            self.models.tokenizer.save_pretrained(folder)
+        if getattr(base.config, "auto_map", None) and not self.trust_remote_code:
+            logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
 
 
 class MergeResult:
@@ -59,14 +77,15 @@ class MergeResult:
         if self._updates is None:
             raise MergeError("the geometric update was not kept; merge with keep_update=True")
         sink = ModelSink(copy.deepcopy(self.model))
+        record = Record()
         for name, update in self._updates.items():
-            sink.write(name, self._origin.models.base_tensor(name), update, lam)
+            write(sink.tensor(name), self._origin.models.base_tensor(name), update, lam, record)
         report = replace(
             self.report,
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
-        ).with_rounding(sink.rounding_loss, sink.model.dtype)
+        ).with_rounding(rounding_loss(record), sink.model.dtype)
         return MergeResult(sink.model, report, self._origin, self._updates)
 
     def save_adapter(
@@ -108,15 +127,8 @@ class MergeResult:
         the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
         """
         folder = Path(folder)
-        base = self._origin.models.base.model
-        if stored_quantized(base) is not None:
+        if not self._origin.original_format:
             options.setdefault("save_original_format", False)
         self.model.save_pretrained(folder, **options)
-        source = companion_folder(base)
-        if source is not None:
-            copy_companions(source, folder, self._origin.trust_remote_code)
-        if self._origin.models.tokenizer is not None:
-            self._origin.models.tokenizer.save_pretrained(folder)
-        if getattr(base.config, "auto_map", None) and not self._origin.trust_remote_code:
-            logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
+        self._origin.save_companions(folder)
         self.report.save(folder)

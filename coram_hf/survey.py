@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coram_hf.amplitude import UpdateNorms
 from coram_hf.errors import MergeError
 from coram_hf.geometry import squared_norms
+from coram_hf.record import Record, norms
 from coram_hf.sources import Models
 
 
@@ -36,21 +37,27 @@ def take_survey(models: Models, targets: Iterable[str], outside: Iterable[str]) 
 
 
 def _total_norms(models: Models, names: Iterable[str]) -> UpdateNorms:
-    base_square, squares = 0.0, dict.fromkeys(models.experts, 0.0)
-    for name in names:
-        base, experts = models.tensors(name)
-        of_base, of_updates = squared_norms(base, experts)
-        if not math.isfinite(of_base):
-            raise MergeError(f"the base, tensor {name!r}: holds NaN or infinite values")
-        base_square += of_base
-        for expert, square in zip(squares, of_updates, strict=True):
-            if not math.isfinite(square):
-                raise MergeError(
-                    f"expert {expert!r}, tensor {name!r}: holds NaN or infinite values; "
-                    "its checkpoint is damaged or its training diverged"
-                )
-            squares[expert] += square
-    return UpdateNorms(base_square, squares)
+    return norms((measure(models, name) for name in names), list(models.experts))
+
+
+def measure(models: Models, name: str) -> Record:
+    """The norms of one tensor of the base and of the experts' updates of it."""
+    record = Record()
+    record.measure(*squared_norms(*models.tensors(name)))
+    check_finite(name, record, list(models.experts))
+    return record
+
+
+def check_finite(name: str, record: Record, experts: Sequence[str]) -> None:
+    """Raise for NaN or infinity, as the norms of a tensor show them."""
+    if not math.isfinite(record.base):
+        raise MergeError(f"the base, tensor {name!r}: holds NaN or infinite values")
+    for expert, square in zip(experts, record.updates, strict=True):
+        if not math.isfinite(square):
+            raise MergeError(
+                f"expert {expert!r}, tensor {name!r}: holds NaN or infinite values; "
+                "its checkpoint is damaged or its training diverged"
+            )
 
 
 def _share(part_square: float, rest_square: float) -> float:

@@ -8,6 +8,7 @@ Forming M squares the condition number, so badly conditioned slices take a true 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,17 +61,34 @@ class SliceStats:
         return self
 
 
-def merge_slices(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
-    """W_merge - W_0 of every slice of `stack` (slices, 1 + N, height, d_in), base first."""
+class MergedSlices(NamedTuple):
+    """W_merge - W_0 of some slices, what happened to them, and |W_0|^2 and |W_i - W_0|^2 over all of them."""
+
+    update: Tensor
+    stats: SliceStats
+    squares: Tensor
+
+
+def merge_slices(stack: Tensor, weights: Tensor, branch: Branch) -> MergedSlices:
+    """Merge every slice of `stack` (slices, 1 + N, height, d_in), base first."""
     n_slices, n_models, height, d_in = stack.shape
     rows = stack.view(n_slices, n_models * height, d_in)
-    coefficients, trusted, stats = _gram_coefficients(_gram(rows), n_models, weights, branch)
+    gram = _gram(rows)
+    coefficients, trusted, stats = _gram_coefficients(gram, n_models, weights, branch)
     update = torch.bmm(coefficients, rows)
     if not trusted.all():
         update[~trusted], svd_stats = _svd_update(stack[~trusted], weights, branch)
         stats += svd_stats
     stats.slices = n_slices
-    return update, stats
+    return MergedSlices(update, stats, _squares(gram, n_models))
+
+
+def _squares(gram: Tensor, n_models: int) -> Tensor:
+    """|W_0|^2 and |W_i - W_0|^2 = tr M_ii + tr M_00 - 2 tr M_0i, good to the rounding of |W_i|^2."""
+    blocks = gram.unflatten(2, (n_models, -1)).unflatten(1, (n_models, -1))
+    own = blocks.diagonal(0, 1, 3).diagonal(0, 1, 2).sum((0, 2))
+    with_base = blocks[:, 0].diagonal(0, 1, 3).sum((0, 2))
+    return torch.cat([own[:1], own[1:] + own[0] - 2 * with_base[1:]])
 
 
 def _gram(rows: Tensor) -> Tensor:
@@ -125,13 +143,17 @@ def _gram_coefficients(
 
 
 def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
-    """The same update by true SVDs; slices without a frame take the weighted mean of the updates."""
+    """The same update by true SVDs; slices without a frame take the weighted mean of the updates.
+
+    A slice that is not finite has no frame either, and its update is not finite.
+    """
     tau = stack[:, 1:] - stack[:, :1]
     update = torch.einsum("n,bnhd->bhd", weights, tau)
     n_slices, _, height, d_in = stack.shape
     if d_in < height:
         return update, SliceStats(frameless=n_slices)
-    U, S, Vh = torch.linalg.svd(stack, full_matrices=False)
+    finite = stack.isfinite().flatten(1).all(1)
+    U, S, Vh = torch.linalg.svd(torch.where(finite[:, None, None, None], stack, 0.0), full_matrices=False)
     framed = (S[..., -1] > RANK_TOLERANCE[stack.dtype] * S[..., 0]).all(-1)
     stats = SliceStats(frameless=int((~framed).sum()), svd_fallbacks=int(framed.sum()))
     if not framed.any():

@@ -14,13 +14,17 @@ from coram_hf.geometry.kernel import SliceStats, merge_slices
 from coram_hf.geometry.slices import chunks, load, new_buffer, row_blocks
 from coram_hf.geometry.spread import spread_order
 
+GRAM_SQUARES = 1e-6
+"""|W_i - W_0|^2 / |W_0|^2 above which the Gram matrix gives the norm of an update to 1e-9 or better."""
+
 
 class MergedRows(NamedTuple):
-    """Some rows of a merged matrix: which, and their update in the compute dtype."""
+    """Some rows of a merged matrix: which, their update, and |W_0|^2 and |W_i - W_0|^2 if asked for."""
 
     rows: slice | Tensor
     update: Tensor
     stats: SliceStats
+    squares: Tensor | None
 
 
 def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | None = None) -> Tensor:
@@ -48,6 +52,7 @@ def merge_update(
     *,
     factors: Sequence[float] | None = None,
     out: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Tensor, SliceStats]:
     """W_merge - W_0 of one matrix, and what happened to its slices.
 
@@ -56,11 +61,11 @@ def merge_update(
     """
     update = base.new_empty(base.shape, dtype=update_dtype(base)) if out is None else out
     stats = SliceStats()
-    for merged in merge_rows(base, experts, config, factors=factors):
+    for merged in merge_rows(base, experts, config, factors=factors, device=device):
         if isinstance(merged.rows, slice):
-            update[merged.rows] = merged.update
+            update[merged.rows] = merged.update.to(update)
         else:
-            update.index_copy_(0, merged.rows, merged.update.to(update.dtype))
+            update.index_copy_(0, merged.rows, merged.update.to(update))
         stats += merged.stats
     return update, stats
 
@@ -71,33 +76,53 @@ def merge_rows(
     config: CoramConfig,
     *,
     factors: Sequence[float] | None = None,
+    device: torch.device | None = None,
+    measure: bool = False,
 ) -> Iterator[MergedRows]:
     """W_merge - W_0 of one matrix, chunk by chunk, in some tens of megabytes whatever its size.
 
-    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0).
+    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0). Chunks are merged on
+    `device`, by default where the base is. `measure` adds the norms of the experts' own updates.
     """
     (d_out, d_in), height, compute = base.shape, config.slice_height, config.torch_compute_dtype
+    device = base.device if device is None else device
     factors = [1.0] * len(experts) if factors is None else factors
-    weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=base.device)
+    weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=device)
     order = None
     if config.spread is not None:
         order = spread_order(base, experts, config.spread, height, factors, compute)
     matrices = [base, *experts]
     row_numel = len(matrices) * d_in
     work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
-    buffer = new_buffer(work, row_numel, base.new_empty(0, dtype=compute))
+    buffer = new_buffer(work, row_numel, torch.empty(0, dtype=compute, device=device))
+    changed = config.conflict is not None or any(factor != 1 for factor in factors)
+    by_gram = not changed and compute == torch.float64
     for chunk in work:
         stack = load(matrices, chunk, order, buffer)
+        squares = update_squares(stack) if measure and not by_gram else None
         for i, factor in enumerate(factors, start=1):
             if factor != 1:
                 torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
         eta = split_conflicts_(stack, weights, config.conflict) if config.conflict else None
-        update, stats = merge_slices(stack, weights, config.branch)
+        update, stats, gram_squares = merge_slices(stack, weights, config.branch)
+        if measure and squares is None:
+            near = (gram_squares[1:] < GRAM_SQUARES * gram_squares[0]).any()
+            squares = update_squares(stack) if near else gram_squares
         if eta is not None:
             update += eta
         stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
         rows = slice(chunk.start, chunk.stop)
-        yield MergedRows(rows if order is None else order[rows], update.flatten(0, 1), stats)
+        rounded = update.flatten(0, 1).to(update_dtype(base))
+        yield MergedRows(rows if order is None else order[rows], rounded, stats, squares)
+
+
+def update_squares(stack: Tensor) -> Tensor:
+    """|W_0|^2 and |W_i - W_0|^2 over the slices of a chunk, from the differences themselves."""
+    base, *experts = stack.unbind(1)
+    scratch = torch.empty_like(base)
+    norms = [torch.linalg.vector_norm(base)]
+    norms += [torch.linalg.vector_norm(torch.sub(expert, base, out=scratch)) for expert in experts]
+    return torch.stack(norms).square()
 
 
 def update_dtype(base: Tensor) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class MergeReport:
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
     adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
+    sources: for the base ("") and every expert, the folder or Hub repository and its commit, where known.
     """
 
     method: str
@@ -72,6 +73,7 @@ class MergeReport:
     orthogonality_errors: dict[str, float]
     warnings: tuple[str, ...]
     versions: dict[str, str]
+    sources: dict[str, dict[str, str | None]] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
 
@@ -88,6 +90,16 @@ class MergeReport:
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
         return {k: _plain(v) for k, v in asdict(self).items()}
+
+    @classmethod
+    def load(cls, folder: str | Path) -> MergeReport:
+        """Read coram_report.json from a folder."""
+        path = Path(folder) / REPORT_NAME
+        values = json.loads(path.read_text(encoding="utf-8"))
+        known = {f.name for f in fields(cls)}
+        read: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in values.items() if k in known}
+        read["warnings"] = tuple(read["warnings"])
+        return cls(**read)
 
     def save(self, folder: str | Path) -> Path:
         """Write coram_report.json into a folder."""

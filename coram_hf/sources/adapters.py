@@ -172,9 +172,11 @@ def _merged_parameter(layer: Any, adapter: str, key: str, name: str, base: Mappi
     """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
     with torch.no_grad():
         clone = copy.deepcopy(layer)
-        for own, parameter in _original(clone).named_parameters():
+        for own, parameter in list(_original(clone).named_parameters()):
             if parameter.is_meta:
-                parameter.data = base[f"{name}.{own}"]
+                owner, _, leaf = own.rpartition(".")
+                weight = nn.Parameter(base[f"{name}.{own}"], requires_grad=False)
+                _original(clone).get_submodule(owner)._parameters[leaf] = weight
         if clone.merged:
             clone.unmerge()
         wide = any(p.dtype == torch.float64 for p in clone.parameters())

@@ -51,6 +51,11 @@ class Models:
     tokenizer: PreTrainedTokenizerBase | None = None
     warnings: list[str] = field(default_factory=list)
 
+    def named(self) -> Iterator[tuple[str, LoadedModel]]:
+        """The base, under the empty name, and the experts."""
+        yield "", self.base
+        yield from self.experts.items()
+
     def base_tensor(self, name: str) -> Tensor:
         """One tensor of the base alone, without making those of adapters."""
         grown = self.vocabulary.grows and name in self.vocabulary.token_axis

@@ -1,0 +1,262 @@
+"""What all mergers have in common: from any sources to a folder, in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coram_hf.engine import Engine
+from coram_hf.errors import MergeError
+from coram_hf.record import Record, norms, total
+from coram_hf.report import MergePlan, MergeReport
+from coram_hf.sinks.folder import FolderSink, Layout, units, write_index
+from coram_hf.sinks.workspace import Workspace, check_target
+from coram_hf.sources.files import fingerprint
+from coram_hf.streaming import Done, Stream, Unit, split
+from coram_hf.survey import Survey, check_finite, measure
+
+SAMPLE = 16
+"""Least number of matrices from which the side of the dispersion threshold is guessed."""
+
+logger = logging.getLogger("coram_hf")
+
+
+class Merger(ABC):
+    """A method on the models of an engine, parameter by parameter."""
+
+    _engine: Engine
+
+    @abstractmethod
+    def inspect(self) -> MergePlan:
+        """Check every weight and say what the merge will do."""
+
+    @abstractmethod
+    def _merges(self, name: str) -> bool:
+        """Whether a parameter is changed at all."""
+
+    @abstractmethod
+    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+        """Fill `out` with the merged parameter, and measure the experts' updates on the way."""
+
+    @abstractmethod
+    def _coefficient(self, job: FolderMerge) -> float | None:
+        """Lambda, or None for a method without one; may run phases of its own."""
+
+    @abstractmethod
+    def _confirm(self, lam: float | None) -> float | None:
+        """Lambda by the exact norms, once they are known."""
+
+    @abstractmethod
+    def _report(self, plan: MergePlan, record: Record, dtype: torch.dtype, lam: float | None) -> MergeReport:
+        """The record of a finished merge."""
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """Everything about the method that decides the result."""
+
+    def merge_to(
+        self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int | str = "50GB"
+    ) -> MergeReport:
+        """Merge from files to files, in memory for a few matrices, and return the report.
+
+        The folder appears when it is whole. A merge that was stopped goes on where it was when the same
+        call is made again; one whose inputs have changed starts again. Under `torchrun` every process
+        writes a share of the shards.
+        """
+        job = FolderMerge(self._engine, Path(folder), max_shard_size, self._settings())
+        finished = job.finished()
+        if finished is not None:
+            return finished
+        job.open(overwrite)
+        try:
+            return self._merge_into(job)
+        except KeyboardInterrupt:
+            logger.warning("stopped; run the same command again to go on from here%s", job.where())
+            raise
+        except OSError as error:
+            raise MergeError(
+                f"{error}; what is finished is kept: run the same command again to go on{job.where()}"
+            ) from error
+        except BaseException:
+            job.discard()
+            raise
+
+    def _merge_into(self, job: FolderMerge) -> MergeReport:
+        engine = self._engine
+        lam = self._coefficient(job)
+        records = job.write(lam, self._merges, self._merge_parameter)
+        job.conclude(records)
+        exact = self._confirm(lam)
+        if exact != lam:
+            logger.warning(
+                "the dispersion of all targets is %.3g, on the other side of the threshold than that of the "
+                "sample: merging again with lambda %s in place of %s",
+                engine.amplitude.dispersion,
+                exact,
+                lam,
+            )
+            lam = exact
+            records = job.write(lam, self._merges, self._merge_parameter)
+        plan = self.inspect()
+        engine.announce(plan)
+        report = self._report(plan, total(records.values()), job.dtype, lam)
+        job.publish(report)
+        return report
+
+
+class FolderMerge:
+    """One merge into one folder: its layout, its workspace, and its phases."""
+
+    def __init__(
+        self, engine: Engine, target: Path, max_shard_size: int | str, settings: dict[str, Any]
+    ) -> None:
+        self._engine = engine
+        self._target = target.absolute()
+        self._tensors = engine.models
+        skeleton = engine.skeleton()
+        self.dtype = skeleton.dtype
+        self._first = engine.models.base.tied
+        self._units = units(skeleton)
+        self._state_dict = skeleton.state_dict()
+        readers = 1 + len(engine.models.experts)
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in self._state_dict.items()}
+        self._costs = {name: size * readers for name, size in sizes.items()}
+        count = engine.processes.count
+        shares = split(self._units, self._costs, count)
+        origin = engine.origin()
+        self._layout = Layout(skeleton, shares, max_shard_size, original_format=origin.original_format)
+        self._share = shares[engine.processes.rank]
+        self._state = _state(engine, settings | {"processes": count, "max_shard_size": max_shard_size})
+        self._workspace = Workspace(self._target, engine.processes.rank)
+        self._stream = Stream(
+            self._workspace, engine.processes, self._prefetch, engine.label, engine.progress
+        )
+
+    def finished(self) -> MergeReport | None:
+        """The report of a merge that was killed after its last step."""
+        published = self._workspace.is_published(self._state)
+        self._engine.processes.wait()
+        if not published:
+            return None
+        if self._engine.processes.first:
+            self._workspace.clean()
+        return MergeReport.load(self._target)
+
+    def open(self, overwrite: bool) -> None:
+        """Check the target, and make or take up the workspace."""
+        inputs = [path for _, weights in self._engine.models.named() for path in weights.files]
+        check_target(self._target, overwrite, self._layout.total_bytes, inputs)
+        self._engine.processes.wait()
+        if self._engine.processes.first:
+            self._workspace.open(self._state)
+        self._engine.processes.wait()
+
+    def where(self) -> str:
+        """Where the unfinished work is, if it can be taken up again."""
+        return f" ({self._workspace.folder})" if self._state is not None else ""
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        if self._engine.processes.first:
+            self._workspace.discard()
+
+    def survey(self, *, sampled: bool) -> None:
+        """Measure all target matrices, or a sample of them, and take that for the survey."""
+        names = list(self._engine.targets or self._engine.outside)
+        if sampled:
+            count = min(len(names), max(SAMPLE, len(names) // SAMPLE))
+            names = [names[i] for i in sorted(random.Random(0).sample(range(len(names)), count))]
+        records = self.phase("sample" if sampled else "survey", names, partial(measure, self._engine.models))
+        self._engine.assume(norms(records.values(), list(self._engine.models.experts)))
+
+    def phase(self, phase: str, names: Sequence[str], work: Any) -> dict[str, Record]:
+        """A phase that only measures: `work` makes the record of one parameter."""
+        processes = self._engine.processes
+        share = split([(name,) for name in names], self._costs, processes.count)[processes.rank]
+        return self._stream.run(phase, share, self._costs, lambda unit: Done([work(unit[0])], {}))
+
+    def write(self, lam: float | None, merges: Any, merge: Any) -> dict[str, Record]:
+        """Merge and write every parameter with this lambda."""
+        files = self._layout.files(self._engine.processes.rank)
+        sink = FolderSink(self._workspace.files, self._layout, files)
+        try:
+            work = partial(self._merge_unit, lam, merges, merge)
+            return self._stream.run(f"write {lam!r}", self._share, self._costs, work, sink)
+        finally:
+            sink.close()
+
+    def conclude(self, records: dict[str, Record]) -> None:
+        """Take the exact norms that were measured while merging."""
+        engine, experts = self._engine, list(self._engine.models.experts)
+        by_parameter = {self._first.get(name, name): record for name, record in records.items()}
+        outside = set(engine.outside)
+        engine.conclude(
+            Survey(
+                norms((r for n, r in by_parameter.items() if n in engine.targets), experts),
+                norms((r for n, r in by_parameter.items() if n in outside), experts),
+            )
+        )
+
+    def publish(self, report: MergeReport) -> None:
+        """Write what belongs beside the weights, and give the folder its name."""
+        if self._engine.processes.first:
+            folder, model = self._workspace.files, self._layout.skeleton
+            for path in folder.iterdir():
+                if path.is_file() and path.name not in self._layout.headers:
+                    path.unlink()
+            write_index(folder, self._layout)
+            for config in (
+                model.config,
+                *(getattr(model.config, key, None) for key in model.config.sub_configs),
+            ):
+                if config is not None:
+                    config.dtype = str(self.dtype).removeprefix("torch.")
+            model.config.architectures = [type(model).__name__]
+            model.config.save_pretrained(folder)
+            if model.can_generate():
+                model.generation_config.save_pretrained(folder)
+            self._engine.origin().save_companions(folder)
+            report.save(folder)
+            self._workspace.publish()
+        self._engine.processes.wait()
+
+    def _merge_unit(self, lam: float | None, merges: Any, merge: Any, unit: Unit) -> Done:
+        models = self._engine.models
+        records, tensors = [], {}
+        for name in unit:
+            parameter, like = self._first.get(name, name), self._state_dict[name]
+            if merges(parameter):
+                tensors[name] = torch.empty(like.shape, dtype=like.dtype)
+                record = merge(parameter, tensors[name], lam)
+            else:
+                tensors[name] = models.base_tensor(parameter).to(like.dtype)
+                record = measure(models, parameter) if like.is_floating_point() else Record()
+            if record.updates:
+                check_finite(parameter, record, list(models.experts))
+            records.append(record)
+        return Done(records, tensors)
+
+    def _prefetch(self, name: str) -> None:
+        for _, weights in self._engine.models.named():
+            weights.prefetch(name)
+
+
+def _state(engine: Engine, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What a merge is made from, as far as a change of it must be noticed; None if it is not all on disk."""
+    if not all(weights.files for _, weights in engine.models.named()):
+        return None
+    return {
+        "settings": settings,
+        "dtype": str(engine.dtype),
+        "device": str(engine.device),
+        "vocabulary": {k: dict(v) for k, v in engine.models.vocabulary.counts.items()},
+        "files": {name: [fingerprint(path) for path in w.files] for name, w in engine.models.named()},
+    }

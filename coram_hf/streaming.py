@@ -1,0 +1,171 @@
+"""From sources to a folder: reading, merging and writing side by side, split over processes, resumable."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coram_hf.processes import Processes, shares
+from coram_hf.progress import Progress
+from coram_hf.record import Record
+from coram_hf.sinks.folder import FolderSink
+from coram_hf.sinks.workspace import Workspace
+
+AHEAD = 2
+"""Units that may be read ahead, and units that may wait to be written."""
+
+SYNC_BYTES, SYNC_SECONDS = 512 * 2**20, 5.0
+"""How much is written, or how long it takes, between two entries in the journal."""
+
+Unit = tuple[str, ...]
+
+
+class Done(NamedTuple):
+    """One finished unit: a record for every parameter, and the tensors to write, if any."""
+
+    records: list[Record]
+    tensors: Mapping[str, Tensor]
+
+
+class Stream:
+    """Runs the phases of a merge over units of parameters, and remembers what is finished."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        processes: Processes,
+        prefetch: Callable[[str], None],
+        label: str,
+        progress: bool,
+    ) -> None:
+        self._workspace = workspace
+        self._processes = processes
+        self._prefetch = prefetch
+        self._label = label
+        self._progress = progress and processes.first
+
+    def run(
+        self,
+        phase: str,
+        share: Sequence[Unit],
+        costs: Mapping[str, int],
+        work: Callable[[Unit], Done],
+        sink: FolderSink | None = None,
+    ) -> dict[str, Record]:
+        """Do the units of this process that no journal has, and return the records of all processes."""
+        finished = self._workspace.entries()
+        mine = [unit for unit in share if (phase, unit[0]) not in finished]
+        ahead = _ReadAhead(mine, self._prefetch)
+        writer = _Writer(self._workspace, phase, sink)
+        total = sum(costs[name] for unit in mine for name in unit)
+        try:
+            with Progress(f"{self._label}: {phase.partition(' ')[0]}", total, self._progress) as progress:
+                for unit in mine:
+                    ahead.advance()
+                    writer.put(unit, work(unit))
+                    progress.add(sum(costs[name] for name in unit))
+        finally:
+            ahead.stop()
+            writer.close()
+        self._processes.wait()
+        return {
+            name: Record.from_dict(record)
+            for (of, _), records in self._workspace.entries().items()
+            if of == phase
+            for name, record in records.items()
+        }
+
+
+def split(units: Iterable[Unit], costs: Mapping[str, int], count: int) -> list[list[Unit]]:
+    """Units dealt out to processes by cost."""
+    by_name = {unit[0]: unit for unit in units}
+    dealt = shares({name: sum(costs[n] for n in unit) for name, unit in by_name.items()}, count)
+    return [[by_name[name] for name in names] for names in dealt]
+
+
+class _ReadAhead:
+    """A thread that has the pages of the next units read while this one is merged."""
+
+    def __init__(self, units: Sequence[Unit], prefetch: Callable[[str], None]) -> None:
+        self._room = threading.Semaphore(AHEAD)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, args=(list(units), prefetch), daemon=True)
+        self._thread.start()
+
+    def _run(self, units: list[Unit], prefetch: Callable[[str], None]) -> None:
+        for unit in units:
+            self._room.acquire()
+            for name in unit:
+                if self._stopped:
+                    return
+                with suppress(Exception):  # the merge itself meets the same error, and reports it
+                    prefetch(name)
+
+    def advance(self) -> None:
+        """A unit is about to be merged: another may be read."""
+        self._room.release()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._room.release()
+        self._thread.join()
+
+
+class _Writer:
+    """A thread that writes finished units, and journals them once they are safely on the disk."""
+
+    def __init__(self, workspace: Workspace, phase: str, sink: FolderSink | None) -> None:
+        self._workspace, self._phase, self._sink = workspace, phase, sink
+        self._waiting: queue.Queue[tuple[Unit, Done] | None] = queue.Queue(AHEAD)
+        self._entries: list[tuple[str, str, Any]] = []
+        self._unsynced, self._synced = 0, time.monotonic()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, unit: Unit, done: Done) -> None:
+        """Hand over a unit; waits if too many are in line."""
+        self._raise()
+        self._waiting.put((unit, done))
+
+    def close(self) -> None:
+        """Write and journal what is in line."""
+        self._waiting.put(None)
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            if self._error is None:
+                try:
+                    self._write(*item)
+                except BaseException as error:  # handed to the merging thread
+                    self._error = error
+        try:
+            self._sync()
+        except OSError as error:
+            self._error = self._error or error
+
+    def _write(self, unit: Unit, done: Done) -> None:
+        if self._sink is not None:
+            self._unsynced += self._sink.write(done.tensors)
+        records = {name: record.to_dict() for name, record in zip(unit, done.records, strict=True)}
+        self._entries.append((self._phase, unit[0], records))
+        if self._unsynced >= SYNC_BYTES or time.monotonic() - self._synced >= SYNC_SECONDS:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._sink is not None:
+            self._sink.sync()
+        self._workspace.note(self._entries)
+        self._entries, self._unsynced, self._synced = [], 0, time.monotonic()
