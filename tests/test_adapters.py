@@ -17,6 +17,7 @@ from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baselines import merge, merge_oft
 from coram_hf.sources import open_models
 from coram_hf.sources.adapters import adapter_state, load_adapter, open_adapters
+from coram_hf.sources.loaded import LoadedModel
 
 OLD_OFT = Path(__file__).parent / "data"
 ALL = ["q_proj", "v_proj", "up_proj", "down_proj"]
@@ -314,7 +315,7 @@ def test_a_shadow_never_writes_to_the_base(tmp_path):
     base = tiny_llama(attention_bias=True)
     adapted(base, METHODS["LoRA with bias"](), 0).save_pretrained(tmp_path)
     before = snapshot(base)
-    model = load_adapter(base, tmp_path, adapter_state(tmp_path, "expert"), "expert")
+    model = load_adapter(LoadedModel(base), tmp_path, adapter_state(tmp_path, "expert"), "expert")
     assert isinstance(model, PeftModel)
     bias = "model.layers.0.self_attn.q_proj.bias"
     weights = open_adapters("expert", model)["default"]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.errors import MergeError
-from coram_hf.sources.loaded import LoadedModel
+from coram_hf.sources.loaded import LoadedModel, Make
 from coram_hf.sources.offloaded import is_offloaded
 from coram_hf.sources.oft import (
     KEY_PREFIX,
@@ -71,11 +71,17 @@ def adapter_state(folder: Path, who: str) -> dict[str, Tensor]:
         raise MergeError(f"{who}: the weights in {folder} cannot be read ({error})") from error
 
 
-def load_adapter(base: PreTrainedModel, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
-    """An adapter folder over a shadow of the base, resized to the adapter's vocabulary if need be."""
+def load_adapter(base: LoadedModel, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
+    """An adapter folder over a shadow of the base, resized to the adapter's vocabulary if need be.
+
+    Parameters that the base makes when they are asked for are zeros that take no memory there.
+    """
     config = PeftConfig.from_pretrained(str(folder))
     _require_mergeable(who, config)
-    skeleton = shadow(base)
+    skeleton = shadow(base.model)
+    for name in base.overrides:
+        like = base.original(name)
+        _put(skeleton, name, torch.zeros((), dtype=like.dtype).expand(like.shape))
     _resize_for(skeleton, state)
     own = dict(skeleton.named_parameters())
     for key in state:
@@ -92,12 +98,10 @@ def load_adapter(base: PreTrainedModel, folder: Path, state: dict[str, Tensor], 
         ) from error
 
 
-def open_adapters(
-    who: str, model: PeftModel, base: Mapping[str, Tensor] | None = None
-) -> dict[str, LoadedModel]:
+def open_adapters(who: str, model: PeftModel, base: LoadedModel | None = None) -> dict[str, LoadedModel]:
     """Every adapter of a PeftModel as an expert, by the adapter's name.
 
-    `base` has the weights under the adapters, where the model itself may lack some.
+    `base` has the weights that the model itself lacks.
     """
     inner = cast(PreTrainedModel, model.get_base_model())
     if is_offloaded(inner):
@@ -106,7 +110,8 @@ def open_adapters(
     experts = {}
     for adapter, config in model.peft_config.items():
         _require_mergeable(f"{who}, adapter {adapter!r}", config)
-        overrides = dict(_overrides(inner, adapter, base or {}))
+        absent = {} if base is None else base.overrides
+        overrides = {**absent, **dict(_overrides(inner, adapter, absent))}
         _probe(f"{who}, adapter {adapter!r}", config, overrides)
         error = _orthogonality(inner, adapter)
         experts[adapter] = LoadedModel(
@@ -142,16 +147,8 @@ def _original(module: Any) -> nn.Module:
     return _original(module.base_layer)
 
 
-def _overrides(
-    model: nn.Module, adapter: str, base: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Parameter names that an adapter changes, and how to make their weights.
-
-    Parameters of the base that the adapter leaves alone but that have no data here are the base's own.
-    """
-    for name, parameter in without_adapters(cast(PreTrainedModel, model)).named_parameters():
-        if parameter.is_meta and name in base:
-            yield name, partial(base.__getitem__, name)
+def _overrides(model: nn.Module, adapter: str, absent: Mapping[str, Make]) -> Iterator[tuple[str, Make]]:
+    """Parameter names that an adapter changes, and how to make their weights; `absent` makes the base's."""
     for name, module in adapted_modules(model):
         if isinstance(module, ModulesToSaveWrapper):
             trained = module.modules_to_save
@@ -165,18 +162,16 @@ def _overrides(
                 if is_wide_oft(layer):
                     yield f"{name}.{key}", partial(rotated_weight, layer, adapter, key)
                 else:
-                    yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, base)
+                    yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, absent)
 
 
-def _merged_parameter(layer: Any, adapter: str, key: str, name: str, base: Mapping[str, Tensor]) -> Tensor:
+def _merged_parameter(layer: Any, adapter: str, key: str, name: str, absent: Mapping[str, Make]) -> Tensor:
     """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
     with torch.no_grad():
         clone = copy.deepcopy(layer)
-        for own, parameter in list(_original(clone).named_parameters()):
-            if parameter.is_meta:
-                owner, _, leaf = own.rpartition(".")
-                weight = nn.Parameter(base[f"{name}.{own}"], requires_grad=False)
-                _original(clone).get_submodule(owner)._parameters[leaf] = weight
+        for own, _ in list(_original(clone).named_parameters()):
+            if f"{name}.{own}" in absent:
+                _put(_original(clone), own, absent[f"{name}.{own}"]())
         if clone.merged:
             clone.unmerge()
         wide = any(p.dtype == torch.float64 for p in clone.parameters())
@@ -185,6 +180,12 @@ def _merged_parameter(layer: Any, adapter: str, key: str, name: str, base: Mappi
             part.merge(adapter_names=[adapter])
             part = cast(Any, part).base_layer
         return cast(nn.Module, part).get_parameter(key).detach()
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Give a module another tensor for one of its parameters."""
+    owner, _, key = name.rpartition(".")
+    model.get_submodule(owner)._parameters[key] = nn.Parameter(tensor, requires_grad=False)
 
 
 def _method(config: PeftConfig) -> str:

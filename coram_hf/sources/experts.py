@@ -168,7 +168,7 @@ def _open_adapter(base: LoadedModel, who: str, folder: Path) -> LoadedModel:
     if is_legacy(state):
         opened = open_legacy(who, base, folder, state)
     else:
-        model = load_adapter(base.model, folder, state, who)
+        model = load_adapter(base, folder, state, who)
         opened = next(iter(open_adapters(who, model, base).values()))
         opened.warnings += _other_base(base.model, who, model)
     opened.files += files
