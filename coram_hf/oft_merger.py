@@ -46,7 +46,7 @@ def merge_oft(
 
     merged = open_adapters("the merged adapter", adapter)["default"]
     sink, record = engine.new_sink(), Record()
-    for name in engine.track(plan.targets, "targets"):
+    for name in engine.track(merged.overrides, "rotations"):
         origin = engine.models.base[name]
         update = merged[name].to(torch.float64) - origin.to(torch.float64)
         write(sink.tensor(name), origin, update, 1.0, record)
@@ -61,25 +61,29 @@ def merge_oft(
     return MergeResult(sink.model, report, engine.origin(), None, adapter=adapter)
 
 
-def _generators(name: str, expert: LoadedModel) -> tuple[PeftConfig, dict[str, Tensor]]:
+def _generators(name: str, expert: LoadedModel, base: LoadedModel) -> tuple[PeftConfig, dict[str, Tensor]]:
     """The settings of one OFT adapter, and the skew entries of its every layer, as PEFT stores them."""
     if expert.adapter is None or expert.kind != "OFT":
-        raise MergeError(f"expert {name!r} is {expert.kind}, not an OFT adapter")
+        layout = " in the layout of PEFT before 0.16" if expert.kind == "OFT" else ""
+        raise MergeError(f"expert {name!r} is {expert.kind}{layout}, not an OFT adapter of today's layout")
     model, adapter = expert.adapter
     found = {
         module: cast(Tensor, layer.oft_R[adapter].weight).detach().double()
         for module, layer in adapted_modules(model.get_base_model())
         if isinstance(layer, OFTLayer) and adapter in layer.oft_R
     }
-    others = {key.rpartition(".")[0] for key in expert.overrides} - set(found)
-    if others:
-        raise MergeError(f"expert {name!r} also trains {sorted(others)[0]!r}, which is no OFT layer")
+    rotated = {f"{module}.weight" for module in found}
+    for key in sorted(set(expert.overrides) - rotated):
+        if not torch.equal(expert[key], base[key].to(expert[key])):
+            raise MergeError(f"expert {name!r} also trains {key!r}, which no OFT layer rotates")
     return model.peft_config[adapter], found
 
 
 def _merged_adapter(engine: Engine) -> PeftModel:
     """An OFT adapter over a shadow of the base, with the averaged generators of the experts."""
-    opened = {name: _generators(name, expert) for name, expert in engine.models.experts.items()}
+    opened = {
+        name: _generators(name, expert, engine.models.base) for name, expert in engine.models.experts.items()
+    }
     first, (settings, reference) = next(iter(opened.items()))
     for name, (config, found) in opened.items():
         for key in ("use_cayley_neumann", "num_cayley_neumann_terms", "coft", "eps", "block_share"):

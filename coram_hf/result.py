@@ -100,6 +100,8 @@ class MergeResult:
         """
         folder = Path(folder)
         if self._adapter is not None:
+            if rank is not None:
+                raise ValueError("rank: a merge of OFT adapters is saved as the OFT adapter that it is")
             self._adapter.save_pretrained(str(folder))
             self.report.save(folder)
             return self.report
@@ -111,7 +113,7 @@ class MergeResult:
             raise ValueError(f"energy must be above 0 and at most 1, found {energy!r}")
         lam = 1.0 if self.report.lam is None else self.report.lam
         scaled = ((name, lam * update) for name, update in self._updates.items())
-        kept = write_lora(folder, self._origin.models.base.model, scaled, rank=rank, energy=energy)
+        kept = write_lora(folder, self._origin.models.base, scaled, rank=rank, energy=energy)
         report = replace(
             self.report,
             adapter_ranks={module: found.rank for module, found in kept.items()},

@@ -1,6 +1,7 @@
 """Adapters as experts: every PEFT method through one path, without touching the user's models."""
 
 import copy
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 from architectures import ARCHITECTURES
 from models import fine_tuned, snapshot, tiny_llama
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baselines import merge, merge_oft
 from coram_hf.sources import open_models
-from coram_hf.sources.adapters import adapter_state, load_adapter, open_adapters
+from coram_hf.sources.adapter_folder import open_adapter
+from coram_hf.sources.adapters import open_adapters
 from coram_hf.sources.loaded import LoadedModel
 
 OLD_OFT = Path(__file__).parent / "data"
@@ -315,10 +317,8 @@ def test_a_shadow_never_writes_to_the_base(tmp_path):
     base = tiny_llama(attention_bias=True)
     adapted(base, METHODS["LoRA with bias"](), 0).save_pretrained(tmp_path)
     before = snapshot(base)
-    model = load_adapter(LoadedModel(base), tmp_path, adapter_state(tmp_path, "expert"), "expert")
-    assert isinstance(model, PeftModel)
     bias = "model.layers.0.self_attn.q_proj.bias"
-    weights = open_adapters("expert", model)["default"]
+    weights = open_adapter(LoadedModel(base), "expert", tmp_path)
     assert not torch.equal(weights[bias], before[bias])
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
 
@@ -432,17 +432,16 @@ def test_what_cannot_be_an_adapter_says_so(tmp_path):
         merged.save_adapter(tmp_path)
 
 
+def old_base():
+    """The shape of the base of the old fixtures."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return tiny_llama(hidden_size=16, intermediate_size=20, vocab_size=24, num_hidden_layers=1, **heads)
+
+
 @pytest.mark.parametrize("folder", sorted(OLD_OFT.glob("oft-*")), ids=lambda folder: folder.name)
 def test_oft_of_old_versions_of_peft(folder, tmp_path):
     """The fixtures were written, and merged, by PEFT 0.13.2 and 0.15.2."""
-    base = tiny_llama(
-        hidden_size=16,
-        intermediate_size=20,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=24,
-        num_hidden_layers=1,
-    )
+    base = old_base()
     base.load_state_dict(load_file(folder / "base.safetensors"))
     expected = load_file(folder / "expected.safetensors")
     opened = open_models(base, {"old": folder}).experts["old"]
@@ -481,3 +480,140 @@ def test_an_adapter_without_weights_is_named(tmp_path):
     weights.unlink()
     with pytest.raises(MergeError, match=r"no adapter_model\.safetensors"):
         CoramMerger(base, {"half": tmp_path})
+
+
+@pytest.mark.parametrize("start", ["olora", "pissa", "gaussian", "orthogonal"])
+def test_initialisations_that_write_to_the_base_write_to_a_copy(start, tmp_path):
+    base = tiny_llama()
+    config = peft.LoraConfig(r=4, target_modules=ALL, init_lora_weights=start)
+    experts = {f"e{i}": adapted(base, config, i) for i in range(2)}
+    for name, expert in experts.items():
+        expert.save_pretrained(tmp_path / name)
+    before = snapshot(base)
+    opened = open_models(base, {name: tmp_path / name for name in experts}).experts
+    for name, expert in experts.items():
+        for key, tensor in unloaded(expert).state_dict().items():
+            torch.testing.assert_close(opened[name][key], tensor, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in base.state_dict().items())
+
+
+def edited(folder, edit):
+    path = folder / "adapter_model.safetensors"
+    state = edit(load_file(path))
+    save_file(state, path, {"format": "pt"})
+
+
+def prefixed(state):
+    return {key.replace("base_model.model.model.", "base_model.model."): t for key, t in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda s: {k: t for k, t in s.items() if "lora_B" in k}, r"lack '.*lora_A"),
+        (lambda s: {k: t for k, t in s.items() if "layers.0." in k}, r"lack 'model\.layers\.1\."),
+        (
+            lambda s: {**s, "base_model.model.other.lora_A.weight": torch.ones(4, 8)},
+            "no place in the base for",
+        ),
+        (prefixed, "lack|no place"),
+        (lambda s: {}, "are empty"),
+        (lambda s: {k: t.long() for k, t in s.items()}, "must be floating"),
+    ],
+)
+def test_adapters_with_missing_or_foreign_tensors(edit, message, tmp_path):
+    base = tiny_llama()
+    adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
+    edited(tmp_path, edit)
+    with pytest.raises(MergeError, match=f"expert 'bad'.*({message})"):
+        open_models(base, {"bad": tmp_path})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"peft_type": "FOO"}', '{"peft_type": null}', '{"peft_type": "LORA", "r"', "\xff"],
+)
+def test_damaged_adapter_configs_are_named(content, tmp_path):
+    base = tiny_llama()
+    adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(MergeError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
+        open_models(base, {"bad": tmp_path})
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps([1]), pickle.dumps(print)])
+def test_damaged_pickled_adapters_are_named(content, tmp_path):
+    base = tiny_llama()
+    adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    (tmp_path / "adapter_model.bin").write_bytes(content)
+    with pytest.raises(MergeError, match=r"expert 'bad': the weights in"):
+        open_models(base, {"bad": tmp_path})
+
+
+def test_nested_merged_adapters_are_all_taken_out():
+    base = ARCHITECTURES["Mixtral"].build()
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], target_parameters=parameters)
+    model = adapted(base, config, 0, name="a")
+    model.add_adapter("b", config)
+    shake(model, 1)
+    expected = {name: open_adapters("e", model)[name] for name in ("a", "b")}
+    expected = {name: {key: weights[key].clone() for key in weights} for name, weights in expected.items()}
+    model.merge_adapter(["a"])
+    for name, weights in open_adapters("e", model).items():
+        for key, tensor in expected[name].items():
+            torch.testing.assert_close(weights[key], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_merged_tokens_and_tied_embeddings_are_taken_out_of_a_base():
+    base = tiny_llama(tie_word_embeddings=True)
+    before = snapshot(base)
+    full = fine_tuned(base, 0.05, 0)
+    for config in (
+        peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[1, 5]),
+        peft.LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"]),
+    ):
+        model = adapted(base, config, 0)
+        model.merge_adapter()
+        opened = open_models(model, {"f": full})
+        assert opened.base.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+        for name in opened.base:
+            torch.testing.assert_close(opened.base[name], before[name], rtol=1e-4, atol=1e-6)
+        merged = CoramMerger(model, {"f": full}, progress=False).merge().model
+        assert not hasattr(merged, "peft_config")
+        assert all(parameter.requires_grad for parameter in merged.parameters())
+
+
+@pytest.mark.parametrize("options", [{"target_modules": ["lm_head"]}, {"modules_to_save": ["lm_head"]}])
+def test_a_head_that_only_the_adapter_unties_is_warned_of(options):
+    base = tiny_llama(tie_word_embeddings=True)
+    config = peft.LoraConfig(r=2, **{"target_modules": ["q_proj"], **options})
+    warnings = open_models(base, {"head": adapted(base, config, 0)}).warnings
+    assert any("'lm_head.weight' of its own" in warning for warning in warnings)
+
+
+def test_orthomerge_rotates_whatever_the_adapters_rotate(tmp_path):
+    base = tiny_llama()
+    config = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj", "lm_head"])
+    result = merge_oft(base, {f"e{i}": adapted(base, config, i) for i in range(2)}, progress=False)
+    result.save_adapter(tmp_path)
+    again = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path)).eval()
+    torch.testing.assert_close(logits(again), logits(result.model), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="rank"):
+        result.save_adapter(tmp_path, rank=2)
+    with_bias = tiny_llama(attention_bias=True)
+    biased = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"], bias="all")
+    with pytest.raises(MergeError, match="also trains"):
+        merge_oft(with_bias, {"e": adapted(with_bias, biased, 0)}, progress=False)
+    with pytest.raises(MergeError, match=r"layout of PEFT before 0\.16"):
+        merge_oft(old_base(), {"e": OLD_OFT / "oft-0.15"}, progress=False)
+
+
+def test_a_baseline_merge_of_loras_can_be_shared_as_one(tmp_path):
+    base = tiny_llama()
+    experts = {f"e{i}": adapted(base, METHODS["LoRA"](), i) for i in range(2)}
+    merged = merge(base, experts, "task_arithmetic", keep_update=True, progress=False)
+    merged.save_adapter(tmp_path, energy=1.0)
+    again = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path)).eval()
+    torch.testing.assert_close(logits(again), logits(merged.model), rtol=0, atol=1e-4)

@@ -128,6 +128,16 @@ def test_sources_are_read_apart(text, source):
     assert parse_source(text) == source
 
 
+def test_an_existing_folder_is_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1e-4").mkdir()
+    assert parse_source("lr=1e-4") == Source("lr=1e-4", "lr=1e-4")
+    assert parse_source("x=lr=1e-4") == Source("x", "lr=1e-4")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MergeError, match="is a file"):
+        parse_source("file")
+
+
 @pytest.mark.parametrize("text", ["", "/no/such/folder", "a b", "org/repo:", "org/repo@"])
 def test_unreadable_sources(text):
     with pytest.raises(MergeError, match=r"org/repo:folder/inside@revision"):

@@ -8,7 +8,10 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 NOTABLE_ROUNDING = 0.25
 """Share of the update's norm above which a loss by rounding is worth a warning."""
@@ -77,10 +80,10 @@ class MergeReport:
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
 
-    def with_rounding(self, loss: float, dtype: object) -> MergeReport:
+    def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report of weights whose rounding to `dtype` lost a share of the update; warns if it matters."""
         warnings = [warning for warning in self.warnings if not warning.startswith("rounding")]
-        if loss > NOTABLE_ROUNDING:
+        if loss > NOTABLE_ROUNDING and dtype.itemsize < 4:
             warnings.append(
                 f'rounding to {dtype} lost {loss:.0%} of the merged update; dtype="float32" would keep it'
             )

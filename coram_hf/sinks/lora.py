@@ -10,10 +10,10 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import MergeError
+from coram_hf.sources.loaded import LoadedModel
 from coram_hf.sources.oft import KEY_PREFIX
 
 NOTHING = 1e-12
@@ -30,7 +30,7 @@ class LowRank:
 
 def write_lora(
     folder: Path,
-    base: PreTrainedModel,
+    base: LoadedModel,
     updates: Iterable[tuple[str, Tensor]],
     *,
     rank: int | None,
@@ -45,13 +45,13 @@ def write_lora(
     transposed = set()
     for name, update in updates:
         module, _, parameter = name.rpartition(".")
-        layer = base.get_submodule(module)
+        if update.norm() <= NOTHING * base[name].norm():
+            continue
+        layer = base.model.get_submodule(module)
         if not isinstance(layer, nn.Linear | Conv1D) or parameter != "weight":
             raise MergeError(
                 f"{name!r} is of a {type(layer).__name__}; LoRA adapters are for linear layers only"
             )
-        if update.norm() <= NOTHING * layer.weight.norm():
-            continue
         transposed.add(isinstance(layer, Conv1D))
         A, B, kept[module] = _factor(update.mT if isinstance(layer, Conv1D) else update, rank, energy)
         state[f"{KEY_PREFIX}{module}.lora_A.weight"] = A
@@ -67,7 +67,7 @@ def write_lora(
         rank_pattern=ranks,
         alpha_pattern=ranks,
         fan_in_fan_out=transposed == {True},
-        base_model_name_or_path=base.name_or_path or None,
+        base_model_name_or_path=base.location,
         inference_mode=True,
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,16 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.oft import OFTLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME, load_peft_weights
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -27,14 +24,11 @@ from coram_hf.errors import MergeError
 from coram_hf.sources.loaded import LoadedModel, Make
 from coram_hf.sources.offloaded import is_offloaded
 from coram_hf.sources.oft import (
-    KEY_PREFIX,
     is_wide_oft,
     orthogonality_error,
     rotated_weight,
     rotation_blocks,
 )
-
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 def shadow(model: PreTrainedModel) -> PreTrainedModel:
@@ -54,48 +48,22 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
     if not is_adapted(model):
         return model
     plain = shadow(model)
+    restored: dict[int, nn.Parameter] = {}
     for name, module in list(adapted_modules(plain)):
         parent, _, child = name.rpartition(".")
-        setattr(plain.get_submodule(parent), child, _original(module))
+        original = _original(module)
+        inner = dict(_innermost(module).named_parameters())
+        for key, parameter in list(original.named_parameters()):
+            put(original, key, restored.setdefault(id(inner[key]), parameter))
+        setattr(plain.get_submodule(parent), child, original)
+    for module in plain.modules():
+        for key, held in module._parameters.items():
+            module._parameters[key] = restored.get(id(held), held)
     plain._hf_peft_config_loaded = False
+    plain.__dict__.pop("peft_config", None)
+    for parameter in plain.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
     return plain
-
-
-def adapter_state(folder: Path, who: str) -> dict[str, Tensor]:
-    """The tensors of an adapter folder."""
-    if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
-        raise MergeError(f"{who}: {folder} has an adapter_config.json, but no {SAFETENSORS_WEIGHTS_NAME}")
-    try:
-        return cast(dict[str, Tensor], load_peft_weights(str(folder), device="cpu"))
-    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
-        raise MergeError(f"{who}: the weights in {folder} cannot be read ({error})") from error
-
-
-def load_adapter(base: LoadedModel, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
-    """An adapter folder over a shadow of the base, resized to the adapter's vocabulary if need be.
-
-    Parameters that the base makes when they are asked for are zeros that take no memory there.
-    """
-    config = PeftConfig.from_pretrained(str(folder))
-    _require_mergeable(who, config)
-    skeleton = shadow(base.model)
-    for name in base.overrides:
-        like = base.original(name)
-        _put(skeleton, name, torch.zeros((), dtype=like.dtype).expand(like.shape))
-    _resize_for(skeleton, state)
-    own = dict(skeleton.named_parameters())
-    for key in state:
-        parameter = own.get(key.removeprefix(KEY_PREFIX).replace(".base_layer.", "."))
-        if parameter is not None:
-            parameter.data = parameter.data.clone()
-    try:
-        return PeftModel.from_pretrained(skeleton, str(folder), config=config)
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise MergeError(
-            f"{who}: the adapter in {folder} does not fit the base ({type(error).__name__}: {why}); "
-            f"was it trained on {config.base_model_name_or_path!r}?"
-        ) from error
 
 
 def open_adapters(who: str, model: PeftModel, base: LoadedModel | None = None) -> dict[str, LoadedModel]:
@@ -109,13 +77,16 @@ def open_adapters(who: str, model: PeftModel, base: LoadedModel | None = None) -
     plain = without_adapters(inner)
     experts = {}
     for adapter, config in model.peft_config.items():
-        _require_mergeable(f"{who}, adapter {adapter!r}", config)
+        require_mergeable(f"{who}, adapter {adapter!r}", config)
         absent = {} if base is None else base.overrides
-        overrides = {**absent, **dict(_overrides(inner, adapter, absent))}
-        _probe(f"{who}, adapter {adapter!r}", config, overrides)
-        error = _orthogonality(inner, adapter)
+        changed = dict(_overrides(inner, adapter, absent))
+        _probe(f"{who}, adapter {adapter!r}", config, changed)
         experts[adapter] = LoadedModel(
-            plain, overrides, kind=_method(config), adapter=(model, adapter), orthogonality_error=error
+            plain,
+            {**absent, **changed},
+            kind=_method(config),
+            adapter=(model, adapter),
+            orthogonality_error=_orthogonality(inner, adapter),
         )
     return experts
 
@@ -135,16 +106,41 @@ def has_adapter(layer: nn.Module, adapter: str) -> bool:
     return any(adapter in getattr(part, key, ()) for part in chain for key in part.adapter_layer_names)
 
 
-def _original(module: Any) -> nn.Module:
-    """The module that PEFT wrapped, with merged adapters taken out again."""
+def _wrapped(module: Any) -> nn.Module | None:
+    """What a module of PEFT's has put itself around; None for an original one."""
+    if isinstance(module, ModulesToSaveWrapper):
+        return module.original_module
     if isinstance(module, AuxiliaryTrainingWrapper):
-        return _original(module.original_module)
-    if not isinstance(module, BaseTunerLayer):
-        return cast(nn.Module, module)
-    if module.merged:
-        module = copy.deepcopy(module)
-        module.unmerge()
-    return _original(module.base_layer)
+        return cast(Any, module).token_adapter
+    return cast(Any, module).base_layer if isinstance(module, BaseTunerLayer) else None
+
+
+def _innermost(module: nn.Module) -> nn.Module:
+    """The module that PEFT wrapped, in whatever state it is."""
+    inner = _wrapped(module)
+    return module if inner is None else _innermost(inner)
+
+
+def _original(module: nn.Module) -> nn.Module:
+    """The module that PEFT wrapped, with merged adapters taken out again."""
+    if isinstance(module, BaseTunerLayer) and _is_merged(module):
+        module = _unmerged(copy.deepcopy(module))
+    inner = _wrapped(module)
+    return module if inner is None else _original(inner)
+
+
+def _is_merged(layer: nn.Module | None) -> bool:
+    return isinstance(layer, BaseTunerLayer) and (bool(layer.merged) or _is_merged(_wrapped(layer)))
+
+
+def _unmerged(layer: nn.Module) -> nn.Module:
+    """The layer with all merged adapters taken out, in place, at every level of nesting."""
+    part: Any = layer
+    while isinstance(part, BaseTunerLayer):
+        if part.merged:
+            part.unmerge()
+        part = _wrapped(part)
+    return layer
 
 
 def _overrides(model: nn.Module, adapter: str, absent: Mapping[str, Make]) -> Iterator[tuple[str, Make]]:
@@ -169,11 +165,10 @@ def _merged_parameter(layer: Any, adapter: str, key: str, name: str, absent: Map
     """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
     with torch.no_grad():
         clone = copy.deepcopy(layer)
-        for own, _ in list(_original(clone).named_parameters()):
+        for own, _ in list(_innermost(clone).named_parameters()):
             if f"{name}.{own}" in absent:
-                _put(_original(clone), own, absent[f"{name}.{own}"]())
-        if clone.merged:
-            clone.unmerge()
+                put(_innermost(clone), own, absent[f"{name}.{own}"]())
+        _unmerged(clone)
         wide = any(p.dtype == torch.float64 for p in clone.parameters())
         part: Any = clone.double() if wide else clone.float()
         while isinstance(part, BaseTunerLayer):
@@ -182,10 +177,11 @@ def _merged_parameter(layer: Any, adapter: str, key: str, name: str, absent: Map
         return cast(nn.Module, part).get_parameter(key).detach()
 
 
-def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+def put(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Give a module another tensor for one of its parameters."""
     owner, _, key = name.rpartition(".")
-    model.get_submodule(owner)._parameters[key] = nn.Parameter(tensor, requires_grad=False)
+    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    model.get_submodule(owner)._parameters[key] = parameter
 
 
 def _method(config: PeftConfig) -> str:
@@ -193,7 +189,8 @@ def _method(config: PeftConfig) -> str:
     return str(getattr(config.peft_type, "value", config.peft_type))
 
 
-def _require_mergeable(who: str, config: PeftConfig) -> None:
+def require_mergeable(who: str, config: PeftConfig) -> None:
+    """Refuse methods that change no weights."""
     if config.is_prompt_learning or _method(config) == "ADAPTION_PROMPT":
         raise MergeError(
             f"{who} is a {_method(config)} adapter, which adds virtual tokens or prompts and does not change "
@@ -207,22 +204,12 @@ def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tenso
         raise MergeError(f"{who} changes no weight of the model")
     try:
         next(iter(overrides.values()))()
-    except (NotImplementedError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:
         why = " ".join(str(error).split())[:300]
         raise MergeError(
             f"{who} is a {_method(config)} adapter that PEFT cannot merge into weights "
             f"({type(error).__name__}: {why})"
         ) from error
-
-
-def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
-    """Resize the embeddings to those that the adapter carries along, if it was trained with more tokens."""
-    embedding: Any = model.get_input_embeddings()
-    path = next((name for name, module in model.named_modules() if module is embedding), None)
-    for key, tensor in state.items():
-        whole = key.removeprefix(KEY_PREFIX) in (f"{path}.weight", f"{path}.modules_to_save.weight")
-        if whole and len(tensor) != len(embedding.weight):
-            model.resize_token_embeddings(len(tensor), mean_resizing=False)
 
 
 def _orthogonality(model: nn.Module, adapter: str) -> float | None:

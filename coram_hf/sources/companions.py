@@ -9,6 +9,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.sources.loaded import LoadedModel
+
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -55,9 +57,12 @@ def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
         shutil.copyfile(path, target)
 
 
-def find_tokenizer(model: PreTrainedModel, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a model's checkpoint, if there is one that loads."""
+def find_tokenizer(weights: LoadedModel, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside an adapter or a model's checkpoint, if there is one that loads."""
+    model = weights.model
     origin, commit = model.name_or_path or "", _hub_commit(model)
+    if weights.folder is not None and any(weights.folder.glob("tokenizer*")):
+        origin, commit = str(weights.folder), None
     if not origin or (commit is None and not any(Path(origin).glob("tokenizer*"))):
         return None
     try:

@@ -14,19 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import MergeError
-from coram_hf.sources.adapters import (
-    ADAPTER_CONFIG,
-    adapter_state,
-    is_adapted,
-    load_adapter,
-    open_adapters,
-    without_adapters,
-)
+from coram_hf.sources.adapter_folder import is_adapter, open_adapter
+from coram_hf.sources.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.sources.checkpoint import open_checkpoint
 from coram_hf.sources.companions import find_tokenizer
 from coram_hf.sources.loaded import LoadedModel
 from coram_hf.sources.locate import Located, fetch, parse_source
-from coram_hf.sources.oft import is_legacy, open_legacy
 from coram_hf.sources.quantized import dequantized
 from coram_hf.sources.tokens import Policy, embedding_rows, match_vocabularies
 from coram_hf.sources.vocabulary import Vocabulary
@@ -93,7 +86,8 @@ def open_models(
             warnings += weights.warnings
             if name in opened:
                 raise MergeError(
-                    f"two experts are called {name!r}; pass a dict name -> model to tell them apart"
+                    f"two experts are called {name!r}; tell them apart by a dict name -> expert, "
+                    "or name=source on the command line"
                 )
             _check_same_architecture(origin, name, weights.model)
             opened[name] = weights
@@ -105,9 +99,9 @@ def open_models(
             f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; there are {list(opened)}"
         )
 
-    own = tokenizer or find_tokenizer(origin, trust_remote_code)
+    own = tokenizer or find_tokenizer(source, trust_remote_code)
     theirs = {
-        name: (expert_tokenizers or {}).get(name) or find_tokenizer(weights.model, trust_remote_code)
+        name: (expert_tokenizers or {}).get(name) or find_tokenizer(weights, trust_remote_code)
         for name, weights in opened.items()
     }
     models = {name: weights.model for name, weights in opened.items()}
@@ -121,7 +115,7 @@ def _open_base(base: Expert, open_folder: OpenFolder) -> LoadedModel:
     """The weights of the base; adapters in it are left out."""
     if isinstance(base, str | Path):
         found = fetch(parse_source(str(base)))
-        if (found.folder / ADAPTER_CONFIG).is_file():
+        if is_adapter(found.folder):
             raise MergeError(f"the base {str(base)!r} is an adapter; pass the model that it was trained on")
         return _located(open_folder("the base", found.folder), found)
     model = base.get_base_model() if isinstance(base, PeftModel) else base
@@ -140,8 +134,7 @@ def _open_expert(
         source = parse_source(str(expert))
         label = label or source.name
         found = fetch(source)
-        is_adapter = (found.folder / ADAPTER_CONFIG).is_file()
-        open_this = partial(_open_adapter, base) if is_adapter else open_folder
+        open_this = partial(open_adapter, base) if is_adapter(found.folder) else open_folder
         yield label, _located(open_this(f"expert {label!r}", found.folder), found)
         return
     if isinstance(expert, PeftModel):
@@ -161,32 +154,9 @@ def _open_expert(
     yield name, LoadedModel(dequantized(f"expert {name!r}", expert))
 
 
-def _open_adapter(base: LoadedModel, who: str, folder: Path) -> LoadedModel:
-    """An adapter folder as an expert over the base."""
-    state = adapter_state(folder, who)
-    files = [folder / ADAPTER_CONFIG, *folder.glob("adapter_model.*")]
-    if is_legacy(state):
-        opened = open_legacy(who, base, folder, state)
-    else:
-        model = load_adapter(base, folder, state, who)
-        opened = next(iter(open_adapters(who, model, base).values()))
-        opened.warnings += _other_base(base.model, who, model)
-    opened.files += files
-    return opened
-
-
 def _located(weights: LoadedModel, found: Located) -> LoadedModel:
-    weights.location, weights.commit = found.location, found.commit
+    weights.location, weights.commit, weights.folder = found.location, found.commit, found.folder
     return weights
-
-
-def _other_base(base: PreTrainedModel, who: str, adapter: PeftModel) -> list[str]:
-    """A warning when an adapter says that it was trained on another model than the base."""
-    trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
-    ours = base.name_or_path
-    if not trained_on or not ours or Path(trained_on).name == Path(ours).name:
-        return []
-    return [f"{who} is an adapter of {trained_on!r}, but the base is {ours!r}"]
 
 
 def _require_model(who: str, model: object) -> None:
@@ -231,7 +201,7 @@ def _check_same_tensors(
     return [
         f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
         f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"
-        for alias in expert
+        for alias in dict.fromkeys((*expert, *expert.overrides))
         if alias in base.tied and not torch.equal(expert[alias], expert[base.tied[alias]])
     ] + [
         f"expert {name!r} ties {alias!r} to {expert.tied[alias]!r}, which the base does not: the merged "

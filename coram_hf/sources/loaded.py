@@ -23,7 +23,8 @@ class LoadedModel(Mapping[str, Tensor]):
     overrides: parameters that are made when they are asked for: by an adapter, from several tensors on disk,
     or from where accelerate has put them.
     load: how to get the model into memory, for one whose weights are on disk.
-    location, commit: the folder or Hub repository that it comes from, and its commit there, where known.
+    location, commit: the folder or Hub repository that it comes from, and its commit there, where known;
+    folder: where that is on this machine, if it was opened from there.
     files: what the weights are read from. pieces: the memory maps behind each parameter.
     kind: "full", or the PEFT type of the adapter; adapter: the model that holds it, and its name there.
     orthogonality_error: max |R^T R - I| of an OFT adapter.
@@ -50,6 +51,7 @@ class LoadedModel(Mapping[str, Tensor]):
         self.orthogonality_error = orthogonality_error
         self.location: str | None = model.name_or_path or None
         self.commit: str | None = getattr(model.config, "_commit_hash", None)
+        self.folder: Path | None = None
         first = {id(parameter): name for name, parameter in model.named_parameters()}
         every = dict(model.named_parameters(remove_duplicate=False))
         buffers = {k: v for k, v in model.state_dict().items() if k not in every}

@@ -29,11 +29,13 @@ class Source(NamedTuple):
 def parse_source(text: str) -> Source:
     """Read a source; without a name it is called after its last folder, or after its repository."""
     name, mark, rest = text.partition("=")
-    if not mark or "/" in name:
+    if not mark or "/" in name or Path(text).expanduser().is_dir():
         name, rest = "", text
     path = Path(rest).expanduser()
     if rest and path.is_dir():
         return Source(name or path.resolve().name, str(path))
+    if rest and path.is_file():
+        raise MergeError(f"{text!r} is a file; a source is a folder or a Hub repository")
     match = _HUB.fullmatch(rest)
     if match is None or rest.startswith((".", "/", "~")):
         raise MergeError(

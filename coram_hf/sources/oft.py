@@ -7,7 +7,6 @@ for Llama-3.1-8B that is minutes in place of hours.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from peft.tuners.oft.layer import OFTRotationModule
 from torch import Tensor, nn
 
 from coram_hf.errors import MergeError
+from coram_hf.sources.files import read_json
 from coram_hf.sources.loaded import LoadedModel
 
 KEY_PREFIX = "base_model.model."
@@ -73,7 +73,10 @@ def open_legacy(who: str, origin: LoadedModel, folder: Path, state: dict[str, Te
     From 0.14 on it rotates inputs and scales outputs, W' = diag(s) W R^T with `oft_r` and `oft_s`; before
     that it rotates outputs, W' = R^T W. In both R is the Cayley transform of the skew part of `oft_r`.
     """
-    settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = read_json(folder / "adapter_config.json")
+    for key in ("r", "eps"):
+        if not isinstance(settings, dict) or not isinstance(settings.get(key), int | float):
+            raise MergeError(f"{who}: {folder / 'adapter_config.json'} has no number {key!r}")
     overrides: dict[str, Callable[[], Tensor]] = {}
     worst = 0.0
     for key, tensor in state.items():
