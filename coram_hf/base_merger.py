@@ -26,6 +26,9 @@ from coram_hf.survey import Survey, check_finite, measure
 SAMPLE = 16
 """Least number of matrices from which the side of the dispersion threshold is guessed."""
 
+RESIDENT = 600 * 2**20
+"""Memory of the interpreter, its libraries, and the working buffers."""
+
 logger = logging.getLogger("coram_hf")
 
 
@@ -88,6 +91,11 @@ class Merger(ABC):
         except BaseException:
             job.discard()
             raise
+
+    def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
+        """Bytes of disk that `merge_to` takes, and about how much memory."""
+        job = FolderMerge(self._engine, Path("."), max_shard_size, self._settings())
+        return job.requirements()
 
     def _merge_into(self, job: FolderMerge) -> MergeReport:
         engine = self._engine
@@ -158,6 +166,13 @@ class FolderMerge:
         if self._engine.processes.first:
             self._workspace.open(self._state)
         self._engine.processes.wait()
+
+    def requirements(self) -> tuple[int, int]:
+        """Bytes of disk, and about how much memory: libraries, chunks, and a few of the largest tensors."""
+        largest = max(tensor.numel() * tensor.element_size() for tensor in self._state_dict.values())
+        adapters = sum(weights.kind != "full" for weights in self._engine.models.experts.values())
+        made = max((self._state_dict[name].numel() * 4 for name in self._engine.targets), default=0)
+        return self._layout.total_bytes, RESIDENT + 3 * largest + adapters * made
 
     def where(self) -> str:
         """Where the unfinished work is, if it can be taken up again."""

@@ -2,116 +2,175 @@
 
 from __future__ import annotations
 
+import inspect as introspection
 import os
-import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
-    from coram_hf.merger import CoramMerger
+    from coram_hf.base_merger import Merger
+    from coram_hf.recipe import Recipe
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 SOURCE = "path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
-Base = Annotated[str, typer.Argument(help=f"The model that all experts were fine-tuned from: {SOURCE}.")]
-Experts = Annotated[list[str], typer.Argument(help=f"Checkpoints or adapters, each [name=]source: {SOURCE}.")]
-Line = Annotated[str, typer.Option(help="The configuration by its line, such as SS(ca+ave,variance).ties.")]
-Kappa = Annotated[float | None, typer.Option(help="Restoration strength; by default from the dispersion D.")]
-Lambda = Annotated[float | None, typer.Option("--lambda", help="Amplification; by default kappa * scale.")]
-Scale = Annotated[str, typer.Option(help="Contraction scale: sqrt_n or c_rms.")]
-Weights = Annotated[str | None, typer.Option(help="One number an expert, separated by commas.")]
-Balance = Annotated[str | None, typer.Option(help="Rescale uneven experts first: damp or equal.")]
-Targets = Annotated[str | None, typer.Option(help="Regular expression on module names, or all-linear.")]
-Vocabulary = Annotated[str, typer.Option(help="base, union or error.")]
-Dtype = Annotated[str | None, typer.Option(help="Dtype of the result; by default the base's.")]
-Trust = Annotated[bool, typer.Option(help="Run and copy custom code of the models.")]
+SOURCES = {
+    "base": (str | None, typer.Argument(help=f"The model that all experts were fine-tuned from: {SOURCE}.")),
+    "experts": (
+        list[str] | None,
+        typer.Argument(help=f"Checkpoints or adapters, each [name=]source: {SOURCE}."),
+    ),
+    "config": (Path | None, typer.Option("--config", help="A recipe in YAML, ours or mergekit's.")),
+}
+METHOD = {
+    "method": (
+        str | None,
+        "coram, or linear, task_arithmetic, ties, dare_ties, tsvm, orthomerge.",
+    ),
+    "parameter": (list[str] | None, "A parameter of a baseline as name=value; may be given several times."),
+    "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties."),
+    "slice_height": (int | None, "Rows per slice, h."),
+    "branch": (str | None, "Merged factors: full, lr, q, s, v, qs or sv."),
+    "conflict": (str | None, "Columns merged geometrically: nca, nca+ave, ca or ca+ave."),
+    "spread": (str | None, "Priority of spread slicing: mean, energy, variance, owner or margin."),
+    "residual": (str | None, "Merge of the other parameters: ta, ties or tsvm."),
+    "kappa": (float | None, "Restoration strength; by default from the dispersion D."),
+    "lam": (float | None, typer.Option("--lambda", help="Amplification; by default kappa * scale.")),
+    "scale": (str | None, "Contraction scale: sqrt_n or c_rms."),
+    "dispersion_threshold": (float | None, "D at which the rule for kappa changes."),
+    "weights": (str | None, "One number an expert, separated by commas."),
+    "balance": (str | None, "Rescale uneven experts first: damp or equal."),
+    "target_modules": (list[str] | None, "Regular expression, all-linear, or several name suffixes."),
+    "compute_dtype": (str | None, "Precision of the geometry: float64 or float32."),
+}
+OPTIONS = {
+    "vocabulary": (str | None, "base, union or error."),
+    "dtype": (str | None, "Dtype of the result; by default the base's."),
+    "device": (str | None, "Where the geometry runs: cpu, cuda, cuda:1, mps or auto."),
+    "trust_remote_code": (bool, "Run and copy custom code of the models."),
+    "allow_pickle": (bool, "Read pickled checkpoints, tensors only."),
+}
+
+
+def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, before its own options, those that describe a merge; they arrive as `given`."""
+    own = list(introspection.signature(command).parameters.values())[1:]
+    shared = []
+    for name, (kind, info) in {**SOURCES, **METHOD, **OPTIONS}.items():
+        info = typer.Option(help=info) if isinstance(info, str) else info
+        default = False if kind is bool else None
+        shared.append(
+            introspection.Parameter(
+                name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+            )
+        )
+
+    def wrapped(**everything: Any) -> None:
+        given = {parameter.name: everything.pop(parameter.name) for parameter in shared}
+        command(given, **everything)
+
+    hints = get_type_hints(command, include_extras=True)
+    keyword = introspection.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=keyword, annotation=hints[p.name]) for p in own]
+    signature = introspection.Signature([*shared, *parameters])
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
 
 
 @app.command()
-def inspect(
-    base: Base,
-    experts: Experts,
-    line: Line = "full",
-    kappa: Kappa = None,
-    lam: Lambda = None,
-    scale: Scale = "sqrt_n",
-    weights: Weights = None,
-    balance: Balance = None,
-    target_modules: Targets = None,
-    vocabulary: Vocabulary = "base",
-    trust_remote_code: Trust = False,
-) -> None:
+@with_shared_options
+def inspect(given: dict[str, Any]) -> None:
     """Say what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
-    given = {"kappa": kappa, "lam": lam, "scale": scale, "balance": balance, "target_modules": target_modules}
-    options = {"vocabulary": vocabulary, "trust_remote_code": trust_remote_code}
-    print(_merger(base, experts, line, given, weights, options).inspect())
+    print(_merger(given).inspect())
+
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]
+Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
+DryRun = Annotated[bool, typer.Option(help="Print the plan, and the memory and disk it takes, and stop.")]
 
 
 @app.command()
+@with_shared_options
 def merge(
-    base: Base,
-    experts: Experts,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")],
-    line: Line = "full",
-    kappa: Kappa = None,
-    lam: Lambda = None,
-    scale: Scale = "sqrt_n",
-    weights: Weights = None,
-    balance: Balance = None,
-    target_modules: Targets = None,
-    vocabulary: Vocabulary = "base",
-    dtype: Dtype = None,
-    trust_remote_code: Trust = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing output folder.")] = False,
-) -> None:
-    """Merge checkpoints and adapters into one model; the folder appears when it is whole."""
-    if output.exists() and not overwrite:
-        raise ValueError(f"{output} exists; choose another folder, or pass --overwrite")
-    given = {"kappa": kappa, "lam": lam, "scale": scale, "balance": balance, "target_modules": target_modules}
-    options = {"vocabulary": vocabulary, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    result = _merger(base, experts, line, given, weights, options).merge(keep_update=False)
-
-    partial = output.parent / f".{output.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        result.save_pretrained(partial)
-        if output.exists():
-            shutil.rmtree(output)
-        os.replace(partial, output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    report = result.report
-    print(f"{report.line}: D {report.dispersion:.3g}, kappa {report.kappa}, lambda {report.lam:.4g}")
-    print(f"merged {report.n_experts} experts into {output}")
-
-
-def _merger(
-    base: str,
-    experts: list[str],
-    line: str,
     given: dict[str, Any],
-    weights: str | None,
-    options: dict[str, Any],
-) -> CoramMerger:
-    from coram_hf.config import CoramConfig
-    from coram_hf.merger import CoramMerger
+    output: Output,
+    max_shard_size: Shards = "50GB",
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Merge checkpoints and adapters into one model; the folder appears when it is whole.
 
-    if weights is not None:
-        given["weights"] = [_number(text) for text in weights.split(",")]
-    config = CoramConfig.from_line(line, **given)
-    return CoramMerger(base, experts, config, **options, progress=sys.stderr.isatty())
+    A merge that was stopped goes on where it was when the same command is run again.
+    """
+    merger = _merger(given)
+    if dry_run:
+        disk, memory = merger.requirements(max_shard_size)
+        print(merger.inspect())
+        print(f"  disk: {disk / 2**30:.2f} GB for {output}")
+        print(f"  memory: about {memory / 2**30:.2f} GB")
+        return
+    try:
+        report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if int(os.environ.get("RANK", "0")) == 0:
+        kappa = "" if report.kappa is None else f", kappa {report.kappa}, lambda {report.lam:.4g}"
+        print(f"{report.line}: D {report.dispersion:.3g}{kappa}")
+        print(f"merged {report.n_experts} experts into {output}")
 
 
-def _number(text: str) -> float:
+def _merger(given: dict[str, Any]) -> Merger:
+    return _recipe(given).merger()
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    """The recipe of a file, with what the command line says in place of it."""
+    from coram_hf.recipe import Recipe, read_recipe
+
+    recipe = read_recipe(given["config"]) if given["config"] else Recipe("", [])
+    base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
+    if not base or not experts:
+        raise ValueError("name the base and at least one expert, or a recipe with --config")
+    parameters = {key: given[key] for key in METHOD if given[key] and key not in ("method", "parameter")}
+    parameters |= {key: given[key] for key in ("kappa", "lam") if given[key] is not None}
+    if "weights" in parameters:
+        parameters["weights"] = [_number("--weights", text) for text in parameters["weights"].split(",")]
+    if len(parameters.get("target_modules", ())) == 1:
+        parameters["target_modules"] = parameters["target_modules"][0]
+    parameters |= dict(_parameter(text) for text in given["parameter"] or ())
+    options = {key: given[key] for key in OPTIONS if given[key]}
+    return Recipe(
+        base,
+        experts,
+        given["method"] or recipe.method,
+        {**recipe.parameters, **parameters},
+        {**recipe.options, **options},
+    )
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, mark, value = text.partition("=")
+    if not mark:
+        raise ValueError(f"--parameter: {text!r} is not name=value")
+    return name, yaml.safe_load(value)
+
+
+def _number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"--weights: {text!r} is not a number") from None
+        raise ValueError(f"{option}: {text!r} is not a number") from None
 
 
 def main() -> None:

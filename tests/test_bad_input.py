@@ -94,7 +94,7 @@ def test_duplicate_names(models):
     clones = [copy.deepcopy(e) for e in experts.values()]
     for clone in clones:
         clone.name_or_path = "org/math"
-    refuse(base, clones, "two experts are called 'org/math'; pass a dict")
+    refuse(base, clones, "two experts are called 'org/math'; tell them apart by a dict")
 
 
 def test_list_experts_are_named_by_origin(models, tmp_path):

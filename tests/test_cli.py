@@ -159,3 +159,130 @@ def test_a_folder_inside_a_repository(tmp_path, monkeypatch):
     assert calls == [("org/repo", "v1", ["inner/*"])]
     with pytest.raises(MergeError, match="has no folder 'outer'"):
         fetch(parse_source("org/repo:outer"))
+
+
+def test_every_field_of_the_config_is_an_option(suite):
+    from coram_hf.cli import METHOD
+    from coram_hf.recipe import CONFIG_FIELDS
+
+    assert set(CONFIG_FIELDS) <= set(METHOD)
+    run = coram_hf(
+        "merge", suite / "base", suite / "math", "-o", suite / "out", "--slice-height", 4, "--branch", "lr",
+        "--conflict", "nca", "--spread", "mean", "--residual", "ta", "--kappa", 0.9, "--scale", "c_rms",
+        "--dispersion-threshold", 6, "--balance", "damp", "--target-modules", "q_proj", "--target-modules",
+        "up_proj", "--compute-dtype", "float32", "--dtype", "bfloat16", "--device", "cpu",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    report = json.loads((suite / "out" / "coram_report.json").read_text())
+    assert report["line"] == "SS(lr-nca,mean).ta (h=4)"
+    assert report["config"]["target_modules"] == ["q_proj", "up_proj"]
+    assert report["counts"]["targets"] == 4
+    assert AutoModelForCausalLM.from_pretrained(suite / "out").dtype == torch.bfloat16
+
+
+def recipe(folder, text):
+    path = folder / "merge.yaml"
+    path.write_text(text.replace("HERE", str(folder)))
+    return path
+
+
+OWN = """
+base: HERE/base
+experts: {math: HERE/math, code: HERE/adapters/code}
+line: SS(nca,mean).ta
+kappa: 0.9
+dtype: bfloat16
+"""
+MERGEKIT = """
+merge_method: METHOD
+base_model: HERE/base
+models:
+  - model: HERE/base
+  - {model: HERE/math, parameters: {weight: 0.5, density: 0.3}}
+  - {model: HERE/chat, parameters: {weight: 0.2, density: 0.3}}
+parameters: {normalize: NORMALIZE, lambda: 0.8}
+dtype: float32
+tokenizer_source: base
+"""
+
+
+def test_a_recipe_of_ours(suite):
+    run = coram_hf("merge", "--config", recipe(suite, OWN), "-o", suite / "out", "--kappa", 0.8)
+    assert run.returncode == 0, run.stderr
+    report = json.loads((suite / "out" / "coram_report.json").read_text())
+    assert report["line"] == "SS(nca,mean).ta"
+    assert report["kappa"] == 0.8
+    assert list(report["relative_updates"]) == ["math", "code"]
+
+
+@pytest.mark.parametrize("normalize", ["true", "false"])
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "ties"])
+def test_a_recipe_of_mergekit_gives_what_mergekit_gives(suite, method, normalize):
+    pytest.importorskip("mergekit", reason="mergekit is not installed: pip install 'coram-hf[mergekit]'")
+    import yaml
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import run_merge
+    from mergekit.options import MergeOptions
+
+    base = AutoModelForCausalLM.from_pretrained(suite / "base")
+    fine_tuned(base, 0.05, 7).save_pretrained(suite / "chat")
+    text = MERGEKIT.replace("METHOD", method).replace("NORMALIZE", normalize)
+    if method == "linear":
+        text = text.replace("  - model: HERE/base\n", "").replace("base_model: HERE/base\n", "")
+        text = text.replace(", lambda: 0.8", "")
+    if method != "ties":
+        text = text.replace(", density: 0.3", "")
+    path = recipe(suite, text)
+    run = coram_hf("merge", "--config", path, "-o", suite / "ours")
+    assert run.returncode == 0, run.stderr
+    options = MergeOptions(copy_tokenizer=False, quiet=True, write_model_card=False)
+    theirs = {k: v for k, v in yaml.safe_load(path.read_text()).items() if k != "tokenizer_source"}
+    run_merge(MergeConfiguration.model_validate(theirs), str(suite / "theirs"), options)
+    expected = AutoModelForCausalLM.from_pretrained(suite / "theirs").state_dict()
+    found = AutoModelForCausalLM.from_pretrained(suite / "ours").state_dict()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OWN.replace("kappa", "kapa"), "unknown key 'kapa'; did you mean 'kappa'"),
+        (OWN.replace("base:", "bse:"), "did you mean 'base'"),
+        (OWN + "method: tise\n", "unknown merge method 'tise'; did you mean 'ties'"),
+        (OWN.replace("experts: {", "experts: [{").replace("code}", "code}]"), "experts must be sources"),
+        (MERGEKIT.replace("METHOD", "slerp").replace("NORMALIZE", "true"), "unknown merge_method 'slerp'"),
+        (MERGEKIT.replace("METHOD", "ties").replace("NORMALIZE", "true").replace("0.5,", "[0.1, 0.5],"),
+         "differs by layer"),
+        (MERGEKIT.replace("METHOD", "ties").replace("lambda", "lamda"), "did you mean 'lambda'"),
+        (MERGEKIT.replace("METHOD", "ties").replace("dtype", "dytpe"), "did you mean 'dtype'"),
+        ("- 1\n", "is not a mapping"),
+        ("a: [\n", "cannot be read as YAML"),
+    ],
+)  # fmt: skip
+def test_bad_recipes_are_named(suite, text, message):
+    run = coram_hf("merge", "--config", recipe(suite, text), "-o", suite / "out")
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (suite / "out").exists()
+
+
+def test_baselines_from_the_command_line(suite):
+    run = coram_hf(
+        "merge", suite / "base", suite / "math", suite / "adapters" / "code", "-o", suite / "out",
+        "--method", "ties", "--parameter", "density=0.3", "--parameter", "combine=sum", "--balance", "damp",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    report = json.loads((suite / "out" / "coram_report.json").read_text())
+    assert report["method"] == "ties"
+    assert report["config"]["density"] == 0.3
+
+
+def test_a_dry_run_writes_nothing(suite):
+    run = coram_hf("merge", suite / "base", suite / "math", "-o", suite / "out", "--dry-run")
+    assert run.returncode == 0, run.stderr
+    assert "disk: 0.00 GB" in run.stdout
+    assert "memory: about" in run.stdout
+    assert not (suite / "out").exists()
+    assert not list(suite.glob(".out*"))
