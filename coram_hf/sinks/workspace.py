@@ -105,8 +105,11 @@ class Workspace:
         return self.target.parent / f".{self.target.name}.replaced"
 
     def clean(self) -> None:
-        """Remove all but the target."""
+        """Remove all but the target; the state goes last, so that a kill in between is understood."""
         shutil.rmtree(self._replaced, ignore_errors=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+        for path in self.folder.glob(f"{JOURNAL}-*"):
+            path.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

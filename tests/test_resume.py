@@ -1,0 +1,179 @@
+"""Merges that are killed, stopped, starved of disk, or split over processes."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from models import fine_tuned, tiny_llama
+from resumable import run
+from test_folder_merge import WEIGHTS, assert_same_tensors
+
+from coram_hf import MergeError
+from coram_hf.processes import Processes
+from coram_hf.report import MergeReport
+from coram_hf.sinks.folder import FolderSink
+
+FILES = (*WEIGHTS, "coram_report.json")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for pattern in FILES for path in folder.glob(pattern)}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """A base and three experts on disk, and their merge."""
+    folder = tmp_path_factory.mktemp("suite")
+    base = tiny_llama(
+        dtype=torch.bfloat16, hidden_size=128, intermediate_size=352, num_hidden_layers=3, vocab_size=512
+    )
+    models = {"base": base, **{f"e{i}": fine_tuned(base, 0.03, i) for i in range(3)}}
+    for name, model in models.items():
+        model.save_pretrained(folder / name, max_shard_size="500KB")
+    run(folder, "whole")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(suite):
+    """Start a merge and kill it after some seconds; tells whether that was before its end."""
+    script = Path(__file__).parent / "resumable.py"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    server = subprocess.Popen([sys.executable, str(script), str(suite)], **pipes)
+
+    def attempt(name, seconds):
+        server.stdin.write(f"{name} {seconds}\n")
+        server.stdin.flush()
+        return server.stdout.readline() == "killed\n"
+
+    yield attempt
+    server.stdin.close()
+    server.wait()
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_the_same(suite, killed):
+    expected = contents(suite / "whole")
+    for name in ("warm", "timed"):
+        started = time.monotonic()
+        assert not killed(name, 60)
+        length = time.monotonic() - started
+        assert contents(suite / name) == expected
+    schedule = random.Random(0)
+    kills = resumed = finished = attempts = 0
+    while kills < 20 or finished < 3:
+        attempts += 1
+        assert attempts < 100
+        was_killed = killed("out", schedule.uniform(0.05, 0.9) * length)
+        kills += was_killed
+        journal = list(suite.glob(".out.coram/journal-*.jsonl"))
+        resumed += was_killed and bool(journal) and journal[0].stat().st_size > 10
+        if (suite / "out").exists():
+            assert contents(suite / "out") == expected
+        if not was_killed:
+            finished += 1
+            assert not list(suite.glob(".out*"))
+            shutil.rmtree(suite / "out")
+    assert resumed >= 5
+
+
+def stopped(monkeypatch, suite, name, error):
+    """Run a merge that meets an error after some tensors are written."""
+    write, calls = FolderSink.write, []
+
+    def failing(self, tensors):
+        calls.append(tensors)
+        if len(calls) == 10:
+            raise error
+        return write(self, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSink, "write", failing)
+        with pytest.raises((MergeError, KeyboardInterrupt)) as raised:
+            run(suite, name)
+    return str(raised.value)
+
+
+def test_a_full_disk_leaves_a_merge_that_goes_on(suite, monkeypatch):
+    message = stopped(monkeypatch, suite, "full", OSError(errno.ENOSPC, "No space left on device"))
+    assert "No space left" in message
+    assert "run the same command again to go on" in message
+    assert (suite / ".full.coram").is_dir()
+    assert not (suite / "full").exists()
+    run(suite, "full")
+    assert contents(suite / "full") == contents(suite / "whole")
+
+
+def test_an_interrupt_says_how_to_go_on(suite, monkeypatch, caplog):
+    stopped(monkeypatch, suite, "interrupted", KeyboardInterrupt())
+    assert "stopped; run the same command again to go on" in caplog.text
+    run(suite, "interrupted")
+    assert "going on with the merge" in caplog.text
+    assert contents(suite / "interrupted") == contents(suite / "whole")
+
+
+def test_changed_inputs_start_again(suite, monkeypatch, caplog):
+    stopped(monkeypatch, suite, "changed", KeyboardInterrupt())
+    shard = next((suite / "e1").glob("*.safetensors"))
+    status = shard.stat()
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    try:
+        run(suite, "changed")
+    finally:
+        os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "differ from those of" in caplog.text
+    assert contents(suite / "changed") == contents(suite / "whole")
+
+
+def command(suite, name, *launcher):
+    sources = [str(suite / source) for source in ("base", "e0", "e1", "e2")]
+    arguments = ["merge", *sources, "-o", str(suite / name), "--line", "SS(ca+ave,variance).ties"]
+    return [*launcher, "-m", "coram_hf", *arguments]
+
+
+def test_two_processes_make_the_same_model(suite):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        command(suite, "two", *launcher), capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("merged 3 experts") == 1
+    assert len(list((suite / "two").glob("*.safetensors"))) == 2
+    assert_same_tensors(suite / "two", suite / "whole")
+    assert MergeReport.load(suite / "two") == MergeReport.load(suite / "whole")
+    assert not list(suite.glob(".two*"))
+
+
+def test_ctrl_c_on_the_command_line(suite):
+    code = (
+        "import time; from coram_hf import base_merger as b; whole = b.FolderMerge._merge_unit\n"
+        "b.FolderMerge._merge_unit = lambda *a: (print('unit', flush=True), time.sleep(0.2), whole(*a))[2]\n"
+        "import sys; from coram_hf.cli import main; sys.argv = ['coram-hf', *sys.argv[1:]]; main()"
+    )
+    arguments = command(suite, "ctrl-c", sys.executable)[3:]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(3):
+        assert process.stdout.readline() == "unit\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; run the same command again to go on" in errors
+    assert "Traceback" not in errors
+    assert (suite / ".ctrl-c.coram").is_dir()
+    assert not (suite / "ctrl-c").exists()
+
+
+def test_accelerate_launch_with_one_process_says_so(monkeypatch, caplog):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    assert Processes.find() == Processes()
+    assert "torchrun --nproc_per_node" in caplog.text
