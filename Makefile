@@ -29,6 +29,7 @@ style: setup
 bench: setup
 	$(BIN)/python examples/benchmarks/kernel.py
 	$(BIN)/python examples/benchmarks/baselines.py --hidden 512
+	$(BIN)/python examples/benchmarks/streaming.py --sizes 0.1B
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

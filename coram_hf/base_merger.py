@@ -23,7 +23,7 @@ from coram_hf.sources.files import fingerprint
 from coram_hf.streaming import Done, Stream, Unit, split
 from coram_hf.survey import Survey, check_finite, measure
 
-SAMPLE = 16
+SAMPLE = 8
 """Least number of matrices from which the side of the dispersion threshold is guessed."""
 
 RESIDENT = 600 * 2**20
@@ -187,7 +187,7 @@ class FolderMerge:
         """Measure all target matrices, or a sample of them, and take that for the survey."""
         names = list(self._engine.targets or self._engine.outside)
         if sampled:
-            count = min(len(names), max(SAMPLE, len(names) // SAMPLE))
+            count = min(len(names), max(SAMPLE, len(names) // 32))
             names = [names[i] for i in sorted(random.Random(0).sample(range(len(names)), count))]
         records = self.phase("sample" if sampled else "survey", names, partial(measure, self._engine.models))
         self._engine.assume(norms(records.values(), list(self._engine.models.experts)))

@@ -70,7 +70,9 @@ def test_files_to_files_is_the_merge_in_memory(architecture, shards, tmp_path):
     assert MergeReport.load(tmp_path / "streamed") == report
     for name, value in result.report.to_dict().items():
         if isinstance(value, float):
-            assert report.to_dict()[name] == pytest.approx(value, rel=1e-9), name
+            assert report.to_dict()[name] == pytest.approx(
+                value, rel=1e-9 if name != "rounding_loss" else 1e-6
+            ), name
         elif name not in ("relative_updates", "outside_share", "warnings"):
             assert report.to_dict()[name] == value, name
     assert report.relative_updates == pytest.approx(result.report.relative_updates, rel=1e-9)

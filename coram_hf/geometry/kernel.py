@@ -69,13 +69,13 @@ class MergedSlices(NamedTuple):
     squares: Tensor
 
 
-def merge_slices(stack: Tensor, weights: Tensor, branch: Branch) -> MergedSlices:
-    """Merge every slice of `stack` (slices, 1 + N, height, d_in), base first."""
+def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) -> MergedSlices:
+    """Merge every slice of `stack` (slices, 1 + N, height, d_in), base first; the update goes to `out`."""
     n_slices, n_models, height, d_in = stack.shape
     rows = stack.view(n_slices, n_models * height, d_in)
     gram = _gram(rows)
     coefficients, trusted, stats = _gram_coefficients(gram, n_models, weights, branch)
-    update = torch.bmm(coefficients, rows)
+    update = torch.bmm(coefficients, rows, out=out)
     if not trusted.all():
         update[~trusted], svd_stats = _svd_update(stack[~trusted], weights, branch)
         stats += svd_stats

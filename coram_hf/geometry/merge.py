@@ -19,7 +19,10 @@ GRAM_SQUARES = 1e-6
 
 
 class MergedRows(NamedTuple):
-    """Some rows of a merged matrix: which, their update, and |W_0|^2 and |W_i - W_0|^2 if asked for."""
+    """Some rows of a merged matrix: which, their update, and |W_0|^2 and |W_i - W_0|^2 if asked for.
+
+    The update lies in a buffer that the next rows overwrite.
+    """
 
     rows: slice | Tensor
     update: Tensor
@@ -95,6 +98,7 @@ def merge_rows(
     row_numel = len(matrices) * d_in
     work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
     buffer = new_buffer(work, row_numel, torch.empty(0, dtype=compute, device=device))
+    result = new_buffer(work, d_in, buffer)
     changed = config.conflict is not None or any(factor != 1 for factor in factors)
     by_gram = not changed and compute == torch.float64
     for chunk in work:
@@ -104,7 +108,8 @@ def merge_rows(
             if factor != 1:
                 torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
         eta = split_conflicts_(stack, weights, config.conflict) if config.conflict else None
-        update, stats, gram_squares = merge_slices(stack, weights, config.branch)
+        out = result[: len(stack) * chunk.height * d_in].view(len(stack), chunk.height, d_in)
+        update, stats, gram_squares = merge_slices(stack, weights, config.branch, out)
         if measure and squares is None:
             near = (gram_squares[1:] < GRAM_SQUARES * gram_squares[0]).any()
             squares = update_squares(stack) if near else gram_squares
@@ -112,8 +117,7 @@ def merge_rows(
             update += eta
         stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
         rows = slice(chunk.start, chunk.stop)
-        rounded = update.flatten(0, 1).to(update_dtype(base))
-        yield MergedRows(rows if order is None else order[rows], rounded, stats, squares)
+        yield MergedRows(rows if order is None else order[rows], update.flatten(0, 1), stats, squares)
 
 
 def update_squares(stack: Tensor) -> Tensor:
