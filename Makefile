@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup example test test-slow style bench clean
+.PHONY: setup example test test-slow style bench cards clean
 
 setup: .venv/ready
 
@@ -30,6 +30,9 @@ bench: setup
 	$(BIN)/python examples/benchmarks/kernel.py
 	$(BIN)/python examples/benchmarks/baselines.py --hidden 512
 	$(BIN)/python examples/benchmarks/streaming.py --sizes 0.1B
+
+cards: setup
+	$(BIN)/python examples/model_cards.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

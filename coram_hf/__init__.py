@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coram_hf.config import CoramConfig
     from coram_hf.errors import MergeError
+    from coram_hf.hub import load_report
     from coram_hf.merger import CoramMerger
     from coram_hf.report import MergePlan, MergeReport
     from coram_hf.result import MergeResult
 
 __version__ = "0.1.0"
-__all__ = ["CoramConfig", "CoramMerger", "MergeError", "MergePlan", "MergeReport", "MergeResult"]
+__all__ = [
+    "CoramConfig",
+    "CoramMerger",
+    "MergeError",
+    "MergePlan",
+    "MergeReport",
+    "MergeResult",
+    "load_report",
+]
 
 _HOME = {
     "CoramConfig": "coram_hf.config",
@@ -22,6 +31,7 @@ _HOME = {
     "MergePlan": "coram_hf.report",
     "MergeReport": "coram_hf.report",
     "MergeResult": "coram_hf.result",
+    "load_report": "coram_hf.hub",
 }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
-from coram_hf.record import Record, norms, total
+from coram_hf.hub import publish_report, push_folder
+from coram_hf.record import Record, norms
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.sinks.folder import FolderSink, Layout, units, write_index
 from coram_hf.sinks.workspace import Workspace, check_target
@@ -58,7 +60,9 @@ class Merger(ABC):
         """Lambda by the exact norms, once they are known."""
 
     @abstractmethod
-    def _report(self, plan: MergePlan, record: Record, dtype: torch.dtype, lam: float | None) -> MergeReport:
+    def _report(
+        self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
+    ) -> MergeReport:
         """The record of a finished merge."""
 
     @abstractmethod
@@ -92,6 +96,12 @@ class Merger(ABC):
             job.discard()
             raise
 
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Merge into a folder that is pushed and forgotten; options: see `hub.push_folder`."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.merge_to(Path(folder) / "merged")
+            return push_folder(Path(folder) / "merged", repo_id, **options)
+
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """Bytes of disk that `merge_to` takes, and about how much memory."""
         job = FolderMerge(self._engine, Path("."), max_shard_size, self._settings())
@@ -115,9 +125,7 @@ class Merger(ABC):
             records = job.write(lam, self._merges, self._merge_parameter)
         plan = self.inspect()
         engine.announce(plan)
-        report = self._report(plan, total(records.values()), job.dtype, lam)
-        job.publish(report)
-        return report
+        return job.publish(self._report(plan, records, job.dtype, lam))
 
 
 class FolderMerge:
@@ -210,18 +218,14 @@ class FolderMerge:
 
     def conclude(self, records: dict[str, Record]) -> None:
         """Take the exact norms that were measured while merging."""
-        engine, experts = self._engine, list(self._engine.models.experts)
+        engine = self._engine
         by_parameter = {self._first.get(name, name): record for name, record in records.items()}
-        outside = set(engine.outside)
-        engine.conclude(
-            Survey(
-                norms((r for n, r in by_parameter.items() if n in engine.targets), experts),
-                norms((r for n, r in by_parameter.items() if n in outside), experts),
-            )
-        )
+        measured = {name: record for name, record in by_parameter.items() if record.updates}
+        experts = list(engine.models.experts)
+        engine.conclude(Survey.of(measured, engine.targets, engine.outside, experts))
 
-    def publish(self, report: MergeReport) -> None:
-        """Write what belongs beside the weights, and give the folder its name."""
+    def publish(self, report: MergeReport) -> MergeReport:
+        """Write what belongs beside the weights, give the folder its name, and return the whole report."""
         if self._engine.processes.first:
             folder, model = self._workspace.files, self._layout.skeleton
             for path in folder.iterdir():
@@ -239,9 +243,10 @@ class FolderMerge:
             if model.can_generate():
                 model.generation_config.save_pretrained(folder)
             self._engine.origin().save_companions(folder)
-            report.save(folder)
+            publish_report(report, folder)
             self._workspace.publish()
         self._engine.processes.wait()
+        return MergeReport.load(self._target)
 
     def _merge_unit(self, lam: float | None, merges: Any, merge: Any, unit: Unit) -> Done:
         models = self._engine.models

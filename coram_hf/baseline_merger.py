@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from coram_hf.config import Balance, CoramConfig, check_names
 from coram_hf.engine import Engine
 from coram_hf.geometry import squared_norm, squared_norms
 from coram_hf.options import MergeOptions
-from coram_hf.record import Record, total
+from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
 from coram_hf.sinks.assembly import write
@@ -66,14 +66,14 @@ class BaselineMerger(Merger):
         engine, plan = self._engine, self.inspect()
         engine.announce(plan)
         sink = engine.new_sink()
-        records, updates = [], {}
+        records, updates = {}, {}
         for name in engine.track((*plan.targets, *plan.residual), "tensors"):
-            record, update = self._merged(name, sink.tensor(name))
-            records.append(record)
+            records[name], update = self._merged(name, sink.tensor(name))
             if self.keep_update:
                 updates[name] = update
-        report = self._report(plan, total(records), sink.model.dtype, None)
-        return MergeResult(sink.model, report, engine.origin(), updates if self.keep_update else None)
+        report = self._report(plan, records, sink.model.dtype, None)
+        kept = updates if self.keep_update else None
+        return MergeResult(sink.model, report, engine.origin(), kept, engine.retained(records))
 
     def _merged(self, name: str, out: Tensor) -> tuple[Record, Tensor]:
         engine, record = self._engine, Record()
@@ -99,12 +99,14 @@ class BaselineMerger(Merger):
     def _confirm(self, lam: float | None) -> float | None:
         return lam
 
-    def _report(self, plan: MergePlan, record: Record, dtype: torch.dtype, lam: float | None) -> MergeReport:
+    def _report(
+        self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
+    ) -> MergeReport:
         return self._engine.report(
             plan,
             method=self.method.name,
             config={**self._shared_options(), **self.parameters},
-            record=record,
+            records=records,
             dtype=dtype,
         )
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     import torch
 
+    from coram_hf.report import MergeReport
+
 Branch = Literal["full", "lr", "q", "s", "v", "qs", "sv"]
 Conflict = Literal["nca", "nca+ave", "ca", "ca+ave"]
 Spread = Literal["mean", "energy", "variance", "owner", "margin"]
@@ -90,6 +92,13 @@ class CoramConfig:
         """A config from named values; an unknown name is an error that suggests the nearest one."""
         check_names(values, [f.name for f in fields(cls)], "CoramConfig option")
         return cls(**values)
+
+    @classmethod
+    def from_report(cls, report: MergeReport) -> CoramConfig:
+        """The config of a merge by its report, so that it can be repeated."""
+        if report.method != "coram":
+            raise ValueError(f"the merge was made by {report.method}, which has no CoramConfig")
+        return cls.from_dict(report.config)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values, the inverse of `from_dict`."""

@@ -17,13 +17,15 @@ from coram_hf.config import CoramConfig
 from coram_hf.geometry import update_dtype
 from coram_hf.options import MergeOptions, check_options, output_dtype
 from coram_hf.processes import Processes, compute_device
-from coram_hf.record import Record
+from coram_hf.record import Record, total
 from coram_hf.report import MergePlan, MergeReport, library_versions
+from coram_hf.report.retention import Retained
 from coram_hf.result import Origin
 from coram_hf.sinks import ModelSink, without_data
 from coram_hf.sinks.assembly import rounding_loss
 from coram_hf.sinks.memory import with_format
 from coram_hf.sources import Expert, Experts, open_models
+from coram_hf.sources.parent_card import provenance
 from coram_hf.survey import Survey, take_survey
 from coram_hf.targets import find_targets
 
@@ -162,6 +164,12 @@ class Engine:
         norms = [factor * square**0.5 for factor, square in zip(self.factors, squares.values(), strict=True)]
         return contraction(norms, merged_square**0.5)
 
+    def retained(self, records: Mapping[str, Record]) -> Retained:
+        """How much every parameter moved, and how much the experts moved it."""
+        first = self.models.base.tied
+        moved = {first.get(name, name): record.moved for name, record in records.items()}
+        return Retained(moved, {name: found.updates for name, found in self.survey.tensors.items()})
+
     def plan(
         self,
         *,
@@ -201,13 +209,14 @@ class Engine:
         *,
         method: str,
         config: Mapping[str, Any],
-        record: Record,
+        records: Mapping[str, Record],
         dtype: torch.dtype,
         lam: float | None = None,
         lam_source: str | None = None,
         slice_height: int | None = None,
     ) -> MergeReport:
         """The record of a finished merge; lambda and the slice height are CORAM's alone."""
+        record = total(records.values())
         return MergeReport(
             method=method,
             line=plan.line,
@@ -236,7 +245,11 @@ class Engine:
             },
             warnings=plan.warnings,
             versions=library_versions(),
-            sources={name: {"source": w.location, "commit": w.commit} for name, w in self.models.named()},
+            sources={name: provenance(weights) for name, weights in self.models.named()},
+            retention=self.retained(records).by_group(),
+            worst_condition=record.slices.worst_condition or None,
+            model_class=type(self.base).__name__,
+            dtype=None if self.dtype is None else str(self.dtype).removeprefix("torch."),
         ).with_rounding(rounding_loss(record), dtype)
 
 

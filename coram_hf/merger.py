@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -85,26 +86,29 @@ class CoramMerger(Merger):
 
         sink = engine.new_sink()
         updates: dict[str, Tensor] = {}
-        record, records = Record(), []
+        records: dict[str, Record] = {}
         lam = plan.lam
         for name in engine.track(plan.targets, "targets"):
             if lam is not None and not keep_update:
-                records.append(self._merge_parameter(name, sink.tensor(name), lam))
+                records[name] = self._merge_parameter(name, sink.tensor(name), lam)
                 continue
-            updates[name] = engine.new_update(name, partial(self._merge_matrix, record.slices))
+            records[name] = Record()
+            updates[name] = engine.new_update(name, partial(self._merge_matrix, records[name].slices))
             if lam is not None:
-                write(sink.tensor(name), engine.models.base_tensor(name), updates[name], lam, record)
+                write(sink.tensor(name), engine.models.base_tensor(name), updates[name], lam, records[name])
 
         if lam is None:
-            lam = engine.amplitude.coefficient(self.config, engine.contraction(record.slices.squared_norm))
-            lam = _require_update(lam)
+            square = total(records.values()).slices.squared_norm
+            lam = _require_update(engine.amplitude.coefficient(self.config, engine.contraction(square)))
             for name, update in updates.items():
-                write(sink.tensor(name), engine.models.base_tensor(name), update, lam, record)
+                write(sink.tensor(name), engine.models.base_tensor(name), update, lam, records[name])
 
         for name in engine.track(plan.residual, "residual"):
-            records.append(self._merge_parameter(name, sink.tensor(name), None))
-        report = self._report(plan, total([record, *records]), sink.model.dtype, lam)
-        return MergeResult(sink.model, report, engine.origin(), updates if keep_update else None)
+            records[name] = self._merge_parameter(name, sink.tensor(name), None)
+        report = self._report(plan, records, sink.model.dtype, lam)
+        return MergeResult(
+            sink.model, report, engine.origin(), updates if keep_update else None, engine.retained(records)
+        )
 
     def _merges(self, name: str) -> bool:
         return name in self._engine.targets or (
@@ -176,7 +180,9 @@ class CoramMerger(Merger):
         by_rule = self.config.lam_source == "rule" and self.config.scale == "sqrt_n"
         return self._engine.amplitude.coefficient(self.config, None) if by_rule else lam
 
-    def _report(self, plan: MergePlan, record: Record, dtype: torch.dtype, lam: float | None) -> MergeReport:
+    def _report(
+        self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
+    ) -> MergeReport:
         return self._engine.report(
             plan,
             method="coram",
@@ -184,7 +190,7 @@ class CoramMerger(Merger):
             lam=lam,
             lam_source=self.config.lam_source,
             slice_height=self.config.slice_height,
-            record=record,
+            records=records,
             dtype=dtype,
         )
 

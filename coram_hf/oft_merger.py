@@ -45,20 +45,23 @@ def merge_oft(
     adapter = _merged_adapter(engine)
 
     merged = open_adapters("the merged adapter", adapter)["default"]
-    sink, record = engine.new_sink(), Record()
+    sink = engine.new_sink()
+    records: dict[str, Record] = {}
     for name in engine.track(merged.overrides, "rotations"):
         origin = engine.models.base[name]
         update = merged[name].to(torch.float64) - origin.to(torch.float64)
-        write(sink.tensor(name), origin, update, 1.0, record)
-        record.slices.squared_norm += squared_norm(update)
+        records[name] = Record()
+        write(sink.tensor(name), origin, update, 1.0, records[name])
+        if name in engine.targets:
+            records[name].slices.squared_norm = squared_norm(update)
     report = engine.report(
         plan,
         method="orthomerge",
         config={"space": "oft", "weights": config.to_dict()["weights"]},
-        record=record,
+        records=records,
         dtype=sink.model.dtype,
     )
-    return MergeResult(sink.model, report, engine.origin(), None, adapter=adapter)
+    return MergeResult(sink.model, report, engine.origin(), None, engine.retained(records), adapter)
 
 
 def _generators(name: str, expert: LoadedModel, base: LoadedModel) -> tuple[PeftConfig, dict[str, Tensor]]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCardData
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.config import check_number
 from coram_hf.errors import MergeError
-from coram_hf.record import Record
+from coram_hf.hub import publish_report, push_folder
+from coram_hf.record import Record, total
 from coram_hf.report import MergeReport
+from coram_hf.report.retention import Retained
 from coram_hf.sinks import ModelSink
 from coram_hf.sinks.assembly import rounding_loss, write
 from coram_hf.sinks.lora import write_lora
@@ -60,12 +64,14 @@ class MergeResult:
         report: MergeReport,
         origin: Origin,
         updates: dict[str, Tensor] | None,
+        retained: Retained,
         adapter: PeftModel | None = None,
     ) -> None:
         self.model = model
         self.report = report
         self._origin = origin
         self._updates = updates
+        self._retained = retained
         self._adapter = adapter
 
     def with_lambda(self, lam: float) -> MergeResult:
@@ -77,16 +83,19 @@ class MergeResult:
         if self._updates is None:
             raise MergeError("the geometric update was not kept; merge with keep_update=True")
         sink = ModelSink(copy.deepcopy(self.model))
-        record = Record()
+        records = {name: Record() for name in self._updates}
         for name, update in self._updates.items():
-            write(sink.tensor(name), self._origin.models.base_tensor(name), update, lam, record)
+            write(sink.tensor(name), self._origin.models.base_tensor(name), update, lam, records[name])
+        moved = {name: record.moved for name, record in records.items()}
+        retained = replace(self._retained, moved={**self._retained.moved, **moved})
         report = replace(
             self.report,
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
-        ).with_rounding(rounding_loss(record), sink.model.dtype)
-        return MergeResult(sink.model, report, self._origin, self._updates)
+            retention=retained.by_group(),
+        ).with_rounding(rounding_loss(total(records.values())), sink.model.dtype)
+        return MergeResult(sink.model, report, self._origin, self._updates, retained)
 
     def save_adapter(
         self, folder: str | Path, *, rank: int | None = None, energy: float = 0.99
@@ -122,15 +131,27 @@ class MergeResult:
         report.save(folder)
         return report
 
-    def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        """Write all that is needed to run the model, and coram_report.json beside it.
+    def save_pretrained(
+        self, folder: str | Path, *, card_data: ModelCardData | None = None, **options: Any
+    ) -> None:
+        """Write all that is needed to run the model, with its card (README.md) and coram_report.json.
 
-        Options go to `PreTrainedModel.save_pretrained`. Tokenizer, chat template and processor files are
-        the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
+        `card_data` adds to the card's metadata, or takes its place. Options go to
+        `PreTrainedModel.save_pretrained`. Tokenizer, chat template and processor files are the base's, or
+        those of the merged tokenizer; custom code is copied only if it is trusted.
         """
         folder = Path(folder)
         if not self._origin.original_format:
             options.setdefault("save_original_format", False)
         self.model.save_pretrained(folder, **options)
         self._origin.save_companions(folder)
-        self.report.save(folder)
+        publish_report(self.report, folder, card_data)
+
+    def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
+        """Push weights, tokenizer, card and report in one commit; returns its address.
+
+        Options: `private`, `revision`, `commit_message`, `create_pr`, `token`; see `hub.push_folder`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, card_data=card_data)
+            return push_folder(folder, repo_id, **options)

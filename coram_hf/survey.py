@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from coram_hf.amplitude import UpdateNorms
 from coram_hf.errors import MergeError
@@ -15,10 +15,23 @@ from coram_hf.sources import Models
 
 @dataclass(frozen=True)
 class Survey:
-    """Update norms on the target matrices, and on all other floating tensors."""
+    """Update norms on the target matrices, on all other floating tensors, and of each tensor."""
 
     targets: UpdateNorms
     outside: UpdateNorms
+    tensors: Mapping[str, Record] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        records: Mapping[str, Record],
+        targets: Iterable[str],
+        outside: Iterable[str],
+        experts: Sequence[str],
+    ) -> Survey:
+        """The survey of tensors that have been measured."""
+        inside, others = ([records[n] for n in names if n in records] for names in (targets, outside))
+        return cls(norms(inside, experts), norms(others, experts), records)
 
     def outside_share(self) -> dict[str, float]:
         """Per expert, |update outside the targets| / |whole update|."""
@@ -31,13 +44,10 @@ class Survey:
         return _share(math.fsum(self.outside.updates.values()), math.fsum(self.targets.updates.values()))
 
 
-def take_survey(models: Models, targets: Iterable[str], outside: Iterable[str]) -> Survey:
+def take_survey(models: Models, targets: Collection[str], outside: Collection[str]) -> Survey:
     """Measure every floating tensor; a NaN or infinity is an error that names expert and tensor."""
-    return Survey(_total_norms(models, targets), _total_norms(models, outside))
-
-
-def _total_norms(models: Models, names: Iterable[str]) -> UpdateNorms:
-    return norms((measure(models, name) for name in names), list(models.experts))
+    records = {name: measure(models, name) for name in (*targets, *outside)}
+    return Survey.of(records, targets, outside, list(models.experts))
 
 
 def measure(models: Models, name: str) -> Record:

@@ -27,8 +27,8 @@ def make_expert(base: LlamaForCausalLM, size: float, seed: int) -> LlamaForCausa
     return expert
 
 
-def main() -> None:
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="coram-")
+def make_base() -> LlamaForCausalLM:
+    """A tiny Llama of random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512,
@@ -38,7 +38,12 @@ def main() -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    base = LlamaForCausalLM(config).to(torch.bfloat16)
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def main() -> None:
+    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="coram-")
+    base = make_base()
     experts = {
         name: make_expert(base, size, seed)
         for seed, (name, size) in enumerate({"math": 0.05, "code": 0.03, "chat": 0.04}.items())

@@ -327,7 +327,9 @@ def test_save_and_reload(tmp_path):
         torch.equal(a, b) for a, b in zip(reloaded.parameters(), result.model.parameters(), strict=True)
     )
     record = json.loads((tmp_path / "merged" / "coram_report.json").read_text())
-    assert record == json.loads(json.dumps(result.report.to_dict()))
+    files = {"files": record["files"]}
+    assert record == {**json.loads(json.dumps(result.report.to_dict())), **files}
+    assert list(record["files"]) == ["model.safetensors"]
 
 
 def test_tied_weights_stay_tied():

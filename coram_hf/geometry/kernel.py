@@ -42,6 +42,7 @@ class SliceStats:
     """What happened to the slices of a merge, and the squared norm of the update.
 
     det_flips and near_pi count rotations, one an expert and slice; the others count slices.
+    worst_condition: the largest condition number of a slice of the base that has a frame.
     """
 
     squared_norm: float = 0.0
@@ -50,14 +51,18 @@ class SliceStats:
     near_pi: int = 0
     svd_fallbacks: int = 0
     frameless: int = 0
+    worst_condition: float = 0.0
 
     def counts(self) -> dict[str, int]:
         """The counts alone, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "squared_norm"}
+        measures = ("squared_norm", "worst_condition")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in measures}
 
     def __iadd__(self, other: SliceStats) -> SliceStats:
+        worst = max(self.worst_condition, other.worst_condition)
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.worst_condition = worst
         return self
 
 
@@ -139,6 +144,7 @@ def _gram_coefficients(
         coefficients[:, :, 0] = left @ to_right[:, 0]
     coefficients[:, :, 0] -= eye
     stats = SliceStats(det_flips=int(reflected[trusted].sum()), near_pi=int(near_pi[trusted].sum()))
+    stats.worst_condition = _worst_condition(S[trusted, 0])
     return coefficients.flatten(2), trusted, stats
 
 
@@ -165,6 +171,7 @@ def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor,
     Vh[:, 1:] *= sign.unsqueeze(-1)
     left, reflected, near_pi = _merged_left(U, S, weights, branch)
     stats.det_flips, stats.near_pi = int(reflected.sum()), int(near_pi.sum())
+    stats.worst_condition = _worst_condition(S[:, 0])
     right = Vh[:, 0]
     if "v" in FACTORS[branch]:
         mean = torch.einsum("n,bnhd->bhd", weights, Vh[:, 1:])
@@ -172,6 +179,11 @@ def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor,
         right = A @ B
     update[framed] = left @ right - stack[framed, 0]
     return update, stats
+
+
+def _worst_condition(S: Tensor) -> float:
+    """The largest ratio of the first to the last singular value; 0 for no slices."""
+    return float((S[:, 0] / S[:, -1]).max()) if len(S) else 0.0
 
 
 def _pair_signs(U0: Tensor, Ui: Tensor, v_overlap: Tensor) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,7 +52,11 @@ class MergeReport:
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
     adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
-    sources: for the base ("") and every expert, the folder or Hub repository and its commit, where known.
+    sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
+    (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
+    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by group of modules.
+    worst_condition: the largest condition number of a slice of the base that has a frame.
+    model_class: of the result; dtype: as it was asked for; files: size and sha256 of the weight files.
     """
 
     method: str
@@ -76,7 +82,12 @@ class MergeReport:
     orthogonality_errors: dict[str, float]
     warnings: tuple[str, ...]
     versions: dict[str, str]
-    sources: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    model_class: str = ""
+    dtype: str | None = None
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    retention: dict[str, float] = field(default_factory=dict)
+    worst_condition: float | None = None
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
 
@@ -109,6 +120,22 @@ class MergeReport:
         path = Path(folder) / REPORT_NAME
         path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         return path
+
+
+def file_hashes(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of every weight file of a folder."""
+    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    with ThreadPoolExecutor() as pool:
+        hashes = list(pool.map(_sha256, paths))
+    return {p.name: {"size": p.stat().st_size, "sha256": h} for p, h in zip(paths, hashes, strict=True)}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def library_versions() -> dict[str, str]:

@@ -1,0 +1,249 @@
+"""The model card: what was merged, how, and what became of it, from the report of the merge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from coram_hf.hub.again import command_line, load_code, python_code
+from coram_hf.hub.license import strictest
+from coram_hf.hub.text import fenced, inline, number, table
+from coram_hf.report import MergeReport
+from coram_hf.report.figures import FIGURE, draw_updates
+from coram_hf.report.merge_report import file_hashes
+
+BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
+TEMPLATES = Path(__file__).parent
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+CHOICE = {
+    "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
+    "kappa": "lambda = kappa * scale, with a given kappa",
+    "given": "lambda was given; kappa had no part in it",
+}
+COUNTS = {
+    "targets": "target tensors, merged by the method",
+    "residual": "other tensors that were merged",
+    "slices": "slices",
+    "det_flips": "rotations that were reflections, and had a column negated",
+    "near_pi": "rotations by an angle near pi",
+    "svd_fallbacks": "slices too badly conditioned for the fast kernel, merged by SVD",
+    "frameless": "slices without a frame, merged by the mean",
+}
+PIPELINES = {
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
+    "WhisperForConditionalGeneration": "automatic-speech-recognition",
+    "T5ForConditionalGeneration": "text-generation",
+    "BartForConditionalGeneration": "text-generation",
+    "ForConditionalGeneration": "image-text-to-text",
+}
+CITATION = """@misc{coram,
+  title = {CORAM: Coherent Orthogonal Rotation for Model Merging}
+}"""
+
+
+def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> ModelCard:
+    """The whole card; what `card_data` says takes the place of what follows from the report."""
+    content = (
+        _environment()
+        .get_template("card_template.md")
+        .render(
+            card_data=_metadata(report, card_data).to_yaml().strip(),
+            title=_title(report),
+            section=_section(report),
+        )
+    )
+    return ModelCard(content)
+
+
+def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
+    """Write report, figure and card beside the weights of a merge, whose hashes go into the report."""
+    complete = replace(report, files=file_hashes(folder))
+    complete.save(folder)
+    draw_updates(complete, folder)
+    (folder / "README.md").write_text(render_card(complete, card_data).content, encoding="utf-8")
+
+
+def renewed_card(text: str, report: MergeReport) -> str:
+    """A card that may have been edited: all of it is kept but our marked section, which is made anew.
+
+    Without a marked section, ours goes to the end.
+    """
+    section = _section(report)
+    before, mark, rest = text.partition(BEGIN)
+    _, closing, after = rest.rpartition(END)
+    if mark and closing:
+        return f"{before}{section}{after}"
+    return f"{text.rstrip()}\n\n{section}\n"
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _metadata(report: MergeReport, given: ModelCardData | None) -> ModelCardData:
+    licenses = _licenses(report)
+    license_name = strictest(licenses)
+    fields: dict[str, Any] = {
+        "base_model": _hub_ids(report) or None,
+        "base_model_relation": "merge",
+        "library_name": "transformers",
+        "pipeline_tag": pipeline_tag(report.model_class),
+        "tags": ["merge", "model-merging", report.method, *(["coram"] if report.method != "coram" else [])],
+        "license": license_name,
+        "license_name": "see-parents" if license_name == "other" else None,
+        "language": _together(report, "language"),
+        "datasets": _together(report, "datasets"),
+    }
+    if given is not None:
+        own = given.to_dict()
+        if "model-index" in own:
+            fields["model_name"], fields["eval_results"] = given.model_name, given.eval_results
+            del own["model-index"]
+        own["tags"] = list(dict.fromkeys([*fields["tags"], *own.get("tags", [])]))
+        fields |= own
+    return ModelCardData(**{key: value for key, value in fields.items() if value is not None})
+
+
+def pipeline_tag(model_class: str) -> str:
+    """What a model of this class is for, in the words of the Hub."""
+    matching = [ending for ending in PIPELINES if model_class.endswith(ending)]
+    return PIPELINES[max(matching, key=len)] if matching else "feature-extraction"
+
+
+def _title(report: MergeReport) -> str:
+    names = [inline(name) for name in report.relative_updates]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"A merge of {shown}"
+
+
+def _section(report: MergeReport) -> str:
+    body = (
+        _environment()
+        .get_template("section_template.md")
+        .render(
+            intro=_intro(report),
+            amplitude=table(["", ""], _amplitude(report)),
+            figure=FIGURE.as_posix(),
+            parents=_parents(report),
+            licenses=_license_list(report),
+            counts=table(["", ""], _counts(report)),
+            retention=_retention(report),
+            warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
+            options=table(["option", "value"], [(inline(k), inline(v)) for k, v in report.config.items()]),
+            load=fenced(load_code(report), "python"),
+            python=fenced(python_code(report), "python"),
+            shell=fenced(command_line(report), "bash"),
+            versions=", ".join(f"{inline(name)} {inline(v)}" for name, v in report.versions.items()),
+            citation=fenced(CITATION, "bibtex"),
+        )
+    )
+    return f"{BEGIN}\n{body.strip()}\n{END}"
+
+
+def _intro(report: MergeReport) -> str:
+    how = "CORAM" if report.method == "coram" else f"the baseline {inline(report.method)}"
+    return (
+        f"{report.n_experts} experts of one base, merged with {how} by "
+        "coram_hf, without evaluation data and without training."
+    )
+
+
+def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
+    rows = [("line", inline(report.line)), ("dispersion D", number(report.dispersion))]
+    if report.unbalanced_dispersion != report.dispersion:
+        rows.append(("D before balancing", number(report.unbalanced_dispersion)))
+    if report.lam is None:
+        rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
+    else:
+        rows += [("kappa", number(report.kappa)), ("lambda", number(report.lam))]
+        rows.append(("chosen", CHOICE.get(report.lam_source or "", inline(report.lam_source))))
+    return [*rows, ("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+
+
+def _parents(report: MergeReport) -> str:
+    header = ["", "source", "commit, or hash of files", "relative update r", "kind"]
+    balanced = any(factor != 1 for factor in report.balance_factors.values())
+    rows = []
+    for name, found in report.sources.items():
+        size = number(report.relative_updates[name]) if name else ""
+        kind = report.expert_kinds[name] if name else "base"
+        version = found.get("commit") or found.get("files") or "in memory"
+        row = [inline(name or "base"), _source(found), inline(version[:16]), size, inline(kind)]
+        rows.append(row + ([number(report.balance_factors.get(name, 1.0))] if balanced else []))
+    return table(header + (["balance f"] if balanced else []), rows)
+
+
+def _source(found: Mapping[str, Any]) -> str:
+    """A Hub id as it is, a folder by its name alone: where it lies is nobody's business."""
+    source = found.get("source")
+    if not source:
+        return "a model in memory"
+    return inline(source) if is_hub_source(found) else f"a folder called {inline(Path(source).name)}"
+
+
+def is_hub_source(found: Mapping[str, Any]) -> bool:
+    """Whether a source is a repository on the Hub, or a folder in one."""
+    repository = str(found.get("source") or "").partition(":")[0]
+    return found.get("commit") is not None and HUB_ID.fullmatch(repository) is not None
+
+
+def _hub_ids(report: MergeReport) -> list[str]:
+    found = [s for s in report.sources.values() if is_hub_source(s)]
+    return list(dict.fromkeys(str(source["source"]).partition(":")[0] for source in found))
+
+
+def _counts(report: MergeReport) -> list[tuple[str, str]]:
+    rows = [(COUNTS.get(key, inline(key)), str(count)) for key, count in report.counts.items()]
+    rows += [
+        (f"largest entry of R^T R - I, {inline(name)}", number(error))
+        for name, error in report.orthogonality_errors.items()
+    ]
+    rows.append(("condition number of slices, the worst", number(report.worst_condition)))
+    rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
+    return [*rows, ("share of the update norm that was left at the base", f"{report.left_at_base:.1%}")]
+
+
+def _retention(report: MergeReport) -> str:
+    groups = list(report.retention)
+    return table(groups or ["none"], [[number(report.retention[g], 3) for g in groups] or ["-"]])
+
+
+def _licenses(report: MergeReport) -> set[str]:
+    return {str(name) for found in report.sources.values() for name in found.get("license") or ()}
+
+
+def _license_list(report: MergeReport) -> str:
+    rows = {name or "base": found.get("license") for name, found in report.sources.items()}
+    known = [f"{inline(name)}: {inline(', '.join(value))}" for name, value in rows.items() if value]
+    return "; ".join(known)
+
+
+def _warnings(report: MergeReport) -> list[str]:
+    licenses = sorted(_licenses(report))
+    mixed = f"the parents have different licenses ({', '.join(licenses)}); check that a merge may be shared"
+    return [*report.warnings, *([mixed] if len(licenses) > 1 else [])]
+
+
+def _together(report: MergeReport, key: str) -> list[str] | None:
+    """What the parents' cards say of one thing, each value once."""
+    values = [value for found in report.sources.values() for value in found.get(key) or ()]
+    return list(dict.fromkeys(values)) or None

@@ -1,0 +1,137 @@
+"""To the Hub in one commit with weights, tokenizer, card and report; and a report back from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+from coram_hf.errors import MergeError
+from coram_hf.hub.card import render_card, renewed_card
+from coram_hf.report import MergeReport
+from coram_hf.report.merge_report import REPORT_NAME, file_hashes
+
+CARD = "README.md"
+STALE = ["*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
+"""Weights of an earlier push, which would lie beside those of this one."""
+
+ADVICE = {
+    401: "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
+    403: "the token may not write there; check its permissions and the name of the repository",
+    409: "somebody else changed the repository at the same time; push again",
+}
+
+
+def push_folder(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    create_pr: bool = False,
+    token: str | None = None,
+) -> str:
+    """Upload a merged folder in one commit, and return the address of the commit or pull request.
+
+    The folder must be whole: the hashes in its report are checked first. A card that was edited, here or on
+    the Hub, keeps everything but our marked section. Files that an interrupted push has left on the Hub are
+    not sent again.
+    """
+    folder = Path(folder)
+    report = check_whole(folder)
+    api = HfApi(token=token)
+    try:
+        repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not create_pr:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        _renew_card(api, folder, repository, revision, report)
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            revision=revision,
+            commit_message=commit_message or f"Merge of {report.n_experts} experts with {report.line}",
+            create_pr=create_pr,
+            delete_patterns=STALE,
+        )
+    except HfHubHTTPError as error:
+        raise MergeError(_explain(f"cannot push to {repo_id!r}", error, token)) from None
+    except Exception as error:  # connections fail in many ways; a second push goes on where this one was
+        why = _hidden(f"{type(error).__name__}: {error}", token)
+        raise MergeError(f"cannot push to {repo_id!r}: {why}; push again to go on") from None
+    return str(getattr(commit, "pr_url", None) or commit.commit_url)
+
+
+def check_whole(folder: Path) -> MergeReport:
+    """The report of a merged folder, once every weight file is as the report says."""
+    if not (folder / REPORT_NAME).is_file():
+        raise MergeError(f"{folder} holds no {REPORT_NAME}: it is not a merge of coram_hf")
+    report = MergeReport.load(folder)
+    if not report.files:
+        raise MergeError(f"{folder / REPORT_NAME} has no hashes of the weights")
+    found = file_hashes(folder)
+    for name, expected in report.files.items():
+        if name not in found:
+            raise MergeError(f"{folder} lacks {name}: it is not whole")
+        if found[name] != expected:
+            raise MergeError(f"{folder / name} is not what was merged: its size or sha256 has changed")
+    extra = sorted(set(found) - set(report.files))
+    if extra:
+        raise MergeError(f"{folder} has {extra[0]}, which is not part of the merge")
+    return report
+
+
+def load_report(source: str | Path, *, revision: str | None = None, token: str | None = None) -> MergeReport:
+    """The report of a merge in a folder or on the Hub."""
+    if Path(source).is_dir():
+        if not (Path(source) / REPORT_NAME).is_file():
+            raise MergeError(f"{source} holds no {REPORT_NAME}: it is not a merge of coram_hf")
+        return MergeReport.load(source)
+    try:
+        path = hf_hub_download(str(source), REPORT_NAME, revision=revision, token=token)
+    except EntryNotFoundError as error:
+        raise MergeError(f"{str(source)!r} holds no {REPORT_NAME}: it is not a merge of coram_hf") from error
+    except HfHubHTTPError as error:
+        raise MergeError(_explain(f"cannot get {str(source)!r} from the Hub", error, token)) from None
+    except (OSError, ValueError) as error:
+        raise MergeError(f"cannot get {str(source)!r} from the Hub: {_hidden(str(error), token)}") from None
+    return MergeReport.load(Path(path).parent)
+
+
+def _renew_card(api: HfApi, folder: Path, repository: str, revision: str | None, report: MergeReport) -> None:
+    """Keep what people have written into the card on the Hub, or else into the one in the folder."""
+    path = folder / CARD
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if not text or text == render_card(report).content:
+        text = _remote_edited(api, repository, revision)
+    path.write_text(renewed_card(text, report) if text else render_card(report).content, encoding="utf-8")
+
+
+def _remote_edited(api: HfApi, repository: str, revision: str | None) -> str:
+    """The card on the Hub, if there is one that is not just as we made it."""
+    try:
+        text = Path(api.hf_hub_download(repository, CARD, revision=revision)).read_text(encoding="utf-8")
+    except (HfHubHTTPError, OSError):
+        return ""
+    try:
+        report = MergeReport.load(
+            Path(api.hf_hub_download(repository, REPORT_NAME, revision=revision)).parent
+        )
+    except (HfHubHTTPError, OSError, ValueError, KeyError, TypeError):
+        return text
+    return "" if text == render_card(report).content else text
+
+
+def _explain(what: str, error: HfHubHTTPError, token: str | None) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    why = _hidden(str(error).partition("\n")[0], token)
+    advice = ADVICE.get(status) if status is not None else None
+    return f"{what}: {why}" + (f"; {advice}" if advice else "")
+
+
+def _hidden(text: str, token: Any) -> str:
+    """A message without the token, in one line."""
+    line = " ".join(text.split())
+    return line.replace(token, "***") if isinstance(token, str) and token else line

@@ -1,0 +1,36 @@
+"""Text from file names and from other people's cards, made harmless."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+SPECIAL = re.compile(r"[&<>\"'`*_{}\[\]()#|~!\\$@^]|https?:")
+VISIBLE = 200
+"""Characters of one name that a card shows."""
+
+
+def inline(value: object) -> str:
+    """A value as plain text in Markdown, in a table cell or in HTML: nothing of it is markup."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    if len(text) > VISIBLE:
+        text = f"{text[: VISIBLE - 3]}..."
+    return SPECIAL.sub(lambda m: "".join(f"&#{ord(c)};" for c in m[0]), text)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a reader."""
+    return "not defined" if value is None else f"{value:.{digits}g}"
+
+
+def fenced(code: str, language: str) -> str:
+    """A code block whose fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the cells must be harmless already."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,224 @@
+"""The card: complete, valid, and safe from whatever others have called their things."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.repocard import metadata_load
+from models import fine_tuned, tiny_llama
+
+from coram_hf import CoramConfig, CoramMerger
+from coram_hf.baselines import merge
+from coram_hf.hub.again import command_line, python_code
+from coram_hf.hub.card import BEGIN, END, pipeline_tag, render_card, renewed_card
+from coram_hf.hub.license import strictest
+from coram_hf.report.retention import module_group
+
+HOSTILE = [
+    "a|b`c`\n\n# Injected\n<script>alert(1)</script>",
+    "---\nlicense: mit\n---",
+    "[x](javascript:alert(1)) ![y](http://evil/z.png) $x$",
+    "{{ 7 * 7 }} {% raw %} <!-- coram: end --> '\"; rm -rf /",
+    "\u202eevil\u0000\x1b[31m",
+]
+
+
+def merged(names=("math", "code"), sizes=(0.03, 0.05), config=None, **options):
+    base = tiny_llama()
+    experts = {
+        name: fine_tuned(base, size, i) for i, (name, size) in enumerate(zip(names, sizes, strict=True))
+    }
+    return CoramMerger(base, experts, config or CoramConfig.from_line("SS(ca+ave,variance).ties"), **options)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return merged(progress=False).merge().report
+
+
+def test_the_card_records_the_merge(report, tmp_path):
+    card = render_card(report)
+    card.save(tmp_path / "README.md")
+    data = metadata_load(tmp_path / "README.md")
+    assert data["base_model_relation"] == "merge"
+    assert data["library_name"] == "transformers"
+    assert data["pipeline_tag"] == "text-generation"
+    assert {"merge", "coram", "model-merging"} <= set(data["tags"])
+    text = card.content
+    assert f"| dispersion D | {report.dispersion:.4g} |" in text
+    assert f"| kappa | {report.kappa:.4g} |" in text
+    assert f"| lambda | {report.lam:.4g} |" in text
+    assert f"| c&#95;RMS | {report.c_rms:.4g} |" in text or f"| c_RMS | {report.c_rms:.4g} |" in text
+    for name, size in report.relative_updates.items():
+        assert re.search(rf"\| {name} \|.*\| {size:.4g} \| full \|", text)
+    for key in report.config:
+        assert key.replace("_", "&#95;") in text
+    for key in ("det_flips", "svd_fallbacks", "frameless"):
+        assert f"| {report.counts[key]} |" in text
+    for value in report.retention.values():
+        assert f" {value:.3g} |" in text
+    assert "coram_report.json" in text
+    assert ModelCard.load(tmp_path / "README.md").data.to_dict() == card.data.to_dict()
+
+
+def test_retention_is_the_formula():
+    base = tiny_llama()
+    experts = {f"e{i}": fine_tuned(base, 0.03 * (i + 1), i) for i in range(2)}
+    result = CoramMerger(base, experts, CoramConfig.from_line("full.ta"), progress=False).merge()
+    for found in (result, result.with_lambda(2.5)):
+        w0, w = base.state_dict(), found.model.state_dict()
+        for group, value in found.report.retention.items():
+            names = [name for name in w0 if module_group(name) == group]
+            moved = sum((w[n].double() - w0[n].double()).square().sum().item() for n in names)
+            squares = [
+                sum((e.state_dict()[n].double() - w0[n].double()).square().sum().item() for n in names)
+                for e in experts.values()
+            ]
+            assert value == pytest.approx((moved / (sum(squares) / 2)) ** 0.5, rel=1e-3), group
+        assert set(found.report.retention) == {"q", "k", "v", "o", "gate", "up", "down", "embed", "norm"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_do_not_inject(name, tmp_path):
+    merger = merged((name, "code"), progress=False)
+    result = merger.merge()
+    result.save_pretrained(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    header, _, body = text.removeprefix("---\n").partition("\n---\n")
+    assert set(yaml.safe_load(header)) == {
+        "base_model_relation",
+        "library_name",
+        "pipeline_tag",
+        "tags",
+    }
+    prose = re.sub(r"(`{3,}).*?\n\1", "", body, flags=re.S)
+    for evil in ("<script", "# Injected", "](javascript", "](http", "\x1b", "\u202e", "`c`", "{{", "49 "):
+        assert evil not in prose
+    tables = [line for line in prose.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+    assert prose.count(BEGIN) == prose.count(END) == 1
+    assert renewed_card(text, result.report) == text
+    python = python_code(result.report)
+    compile(python, "card", "exec")
+
+
+def test_other_peoples_cards_do_not_inject(report):
+    evil = {"license": ["mit\n---\nx: <b>"], "language": ["en: [a"], "datasets": ["a: b\n- c"]}
+    sources = {"": {"source": "org/base", "commit": "c" * 40, **evil}, "math": {"source": "/home/me/math"}}
+    card = render_card(replace(report, sources=sources))
+    header = yaml.safe_load(card.content.removeprefix("---\n").partition("\n---\n")[0])
+    assert header["base_model"] == ["org/base"]
+    assert header["datasets"] == ["a: b\n- c"]
+    assert "/home/me" not in card.content
+    assert "<b>" not in card.content.partition("\n---\n")[2]
+
+
+def test_what_the_user_says_takes_the_place_of_ours(report):
+    card = render_card(report, ModelCardData(license="mit", tags=["mine"], language=["de"]))
+    assert card.data.license == "mit"
+    assert card.data.tags == ["merge", "model-merging", "coram", "mine"]
+    assert card.data.library_name == "transformers"
+
+
+def test_the_card_of_a_baseline_is_as_complete(report):
+    base = tiny_llama()
+    experts = {f"e{i}": fine_tuned(base, 0.03, i) for i in range(2)}
+    result = merge(base, experts, "ties", density=0.3, progress=False)
+    card = render_card(result.report)
+    assert "ties" in card.data.tags
+    for heading in re.findall(r"^## .*$", render_card(report).content, flags=re.M):
+        assert heading in card.content
+    assert "| density | 0.3 |" in card.content
+    assert result.report.retention
+    assert "has no amplification" in card.content
+
+
+@pytest.mark.parametrize(
+    ("licenses", "expected"),
+    [
+        ([], None),
+        (["mit"], "mit"),
+        (["mit", "apache-2.0"], "apache-2.0"),
+        (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"),
+        (["apache-2.0", "llama3.1"], "llama3.1"),
+        (["gemma", "llama3.1"], "other"),
+        (["cc-by-nc-4.0", "llama3.1"], "other"),
+    ],
+)
+def test_the_strictest_license(licenses, expected):
+    assert strictest(licenses) == expected
+
+
+def test_different_licenses_are_listed_and_warned_of(report):
+    sources = {
+        "": {"source": "org/base", "commit": "c" * 40, "license": ["llama3.1"]},
+        "math": {"source": "org/math", "commit": "d" * 40, "license": ["gemma"]},
+        "code": {"source": "org/code", "commit": "e" * 40, "license": ["mit"]},
+    }
+    card = render_card(replace(report, sources=sources))
+    assert card.data.license == "other"
+    assert "base: llama3.1; math: gemma; code: mit" in card.content
+    assert "different licenses" in card.content
+    assert f"org/math@{'d' * 40}" in python_code(replace(report, sources=sources))
+    assert f"math=org/math@{'d' * 40}" in command_line(replace(report, sources=sources))
+
+
+def test_the_commands_of_a_card_repeat_the_merge(tmp_path, monkeypatch):
+    import shlex
+
+    from test_cli import coram_hf
+    from test_folder_merge import assert_same_files
+
+    base = tiny_llama()
+    names = {"base": base, "math": fine_tuned(base, 0.03, 0), "co de": fine_tuned(base, 0.05, 1)}
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    for name, model in names.items():
+        model.save_pretrained(tmp_path / "path" / "to" / name)
+    monkeypatch.chdir(tmp_path)
+    config = CoramConfig.from_line(
+        "SS(lr-nca,mean).ta (h=4)", kappa=0.9, weights=(1, 2), target_modules=["q_proj", "up_proj"]
+    )
+    sources = {"math": "path/to/math", "co de": "path/to/co de"}
+    report = CoramMerger("path/to/base", sources, config, dtype="bfloat16", progress=False).merge_to("first")
+    words = shlex.split(command_line(report))
+    run = coram_hf(*words[1:])
+    assert run.returncode == 0, run.stderr
+    assert_same_files(tmp_path / "merged", tmp_path / "first")
+    import shutil
+
+    shutil.rmtree("merged")
+    exec(compile(python_code(report), "card", "exec"), {})
+    assert_same_files(tmp_path / "merged", tmp_path / "first")
+    again = CoramConfig.from_report(report)
+    assert again == config
+
+
+def test_edited_cards_keep_all_but_our_section(report):
+    text = render_card(report).content
+    edited = text.replace("# A merge", "# My merge", 1).replace(report.line, "gone") + "\nMine.\n"
+    other = replace(report, lam=9.0)
+    renewed = renewed_card(edited, other)
+    assert renewed.startswith(text.partition("# A merge")[0])
+    assert "# My merge" in renewed
+    assert renewed.endswith("\nMine.\n")
+    assert "| lambda | 9 |" in renewed
+    assert "gone" not in renewed
+    assert "| lambda | 9 |" in renewed_card("No section here.", other)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("LlamaForCausalLM", "text-generation"),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("Qwen2_5_VLForConditionalGeneration", "image-text-to-text"),
+        ("WhisperForConditionalGeneration", "automatic-speech-recognition"),
+        ("T5ForConditionalGeneration", "text-generation"),
+        ("BertForMaskedLM", "fill-mask"),
+        ("CLIPModel", "feature-extraction"),
+    ],
+)
+def test_what_a_model_is_for(name, tag):
+    assert pipeline_tag(name) == tag
