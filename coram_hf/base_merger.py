@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import random
+import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -78,23 +81,20 @@ class Merger(ABC):
         call is made again; one whose inputs have changed starts again. Under `torchrun` every process
         writes a share of the shards.
         """
-        job = FolderMerge(self._engine, Path(folder), max_shard_size, self._settings())
-        finished = job.finished()
-        if finished is not None:
-            return finished
-        job.open(overwrite)
+        job = FolderMerge(self._engine, Path(folder), _shard_size(max_shard_size), self._settings())
         try:
-            return self._merge_into(job)
+            finished = job.open(overwrite)
+            return finished if finished is not None else self._merge_into(job)
         except KeyboardInterrupt:
-            logger.warning("stopped; run the same command again to go on from here%s", job.where())
+            logger.warning("stopped; %s", job.keep())
             raise
         except OSError as error:
-            raise MergeError(
-                f"{error}; what is finished is kept: run the same command again to go on{job.where()}"
-            ) from error
-        except BaseException:
+            raise MergeError(f"{error}; {job.keep()}") from error
+        except ValueError:
             job.discard()
             raise
+        finally:
+            job.close()
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Merge into a folder that is pushed and forgotten; options: see `hub.push_folder`."""
@@ -104,7 +104,7 @@ class Merger(ABC):
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """Bytes of disk that `merge_to` takes, and about how much memory."""
-        job = FolderMerge(self._engine, Path("."), max_shard_size, self._settings())
+        job = FolderMerge(self._engine, Path("merged"), _shard_size(max_shard_size), self._settings())
         return job.requirements()
 
     def _merge_into(self, job: FolderMerge) -> MergeReport:
@@ -135,7 +135,8 @@ class FolderMerge:
         self, engine: Engine, target: Path, max_shard_size: int | str, settings: dict[str, Any]
     ) -> None:
         self._engine = engine
-        self._target = target.absolute()
+        self._target = Path(os.path.abspath(target.expanduser()))
+        self._overwrite = self._opened = False
         self._tensors = engine.models
         skeleton = engine.skeleton()
         self.dtype = skeleton.dtype
@@ -156,24 +157,49 @@ class FolderMerge:
             self._workspace, engine.processes, self._prefetch, engine.label, engine.progress
         )
 
-    def finished(self) -> MergeReport | None:
-        """The report of a merge that was killed after its last step."""
-        published = self._workspace.is_published(self._state)
-        self._engine.processes.wait()
-        if not published:
-            return None
-        if self._engine.processes.first:
-            self._workspace.clean()
-        return MergeReport.load(self._target)
+    def open(self, overwrite: bool) -> MergeReport | None:
+        """Check the target, and make or take up the workspace.
 
-    def open(self, overwrite: bool) -> None:
-        """Check the target, and make or take up the workspace."""
-        inputs = [path for _, weights in self._engine.models.named() for path in weights.files]
-        check_target(self._target, overwrite, self._layout.total_bytes, inputs)
-        self._engine.processes.wait()
-        if self._engine.processes.first:
-            self._workspace.open(self._state)
-        self._engine.processes.wait()
+        Returns the report of a merge that was killed after its last step.
+        """
+        processes = self._engine.processes
+        published = self._workspace.is_published(self._state)
+        if not published:
+            check_target(self._target, overwrite, self._layout.total_bytes, self._inputs())
+        self._overwrite = overwrite
+        processes.wait()
+        if processes.first:
+            self._workspace.lock()
+            self._opened = True
+            if published:
+                self._workspace.clean()
+            else:
+                self._workspace.open(self._state)
+        processes.wait()
+        return MergeReport.load(self._target) if published else None
+
+    def _inputs(self) -> list[Path]:
+        """Files that are read, and folders that models in memory were loaded from."""
+        models = [weights for _, weights in self._engine.models.named()]
+        loaded = [Path(m.model.name_or_path) for m in models if not m.files and m.model.name_or_path]
+        return [*(path for m in models for path in m.files), *(path for path in loaded if path.is_dir())]
+
+    def keep(self) -> str:
+        """What becomes of the unfinished work, for the user."""
+        if self._state is None:
+            self.discard()
+            return "nothing is kept, since models in memory cannot be known again"
+        return f"run the same command again to go on from here ({self._workspace.folder})"
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        if self._opened:
+            self._workspace.discard()
+            self._opened = False
+
+    def close(self) -> None:
+        """Let other merges have the target."""
+        self._workspace.unlock()
 
     def requirements(self) -> tuple[int, int]:
         """Bytes of disk, and about how much memory: libraries, chunks, and a few of the largest tensors."""
@@ -181,15 +207,6 @@ class FolderMerge:
         adapters = sum(weights.kind != "full" for weights in self._engine.models.experts.values())
         made = max((self._state_dict[name].numel() * 4 for name in self._engine.targets), default=0)
         return self._layout.total_bytes, RESIDENT + 3 * largest + adapters * made
-
-    def where(self) -> str:
-        """Where the unfinished work is, if it can be taken up again."""
-        return f" ({self._workspace.folder})" if self._state is not None else ""
-
-    def discard(self) -> None:
-        """Leave nothing behind."""
-        if self._engine.processes.first:
-            self._workspace.discard()
 
     def survey(self, *, sampled: bool) -> None:
         """Measure all target matrices, or a sample of them, and take that for the survey."""
@@ -244,7 +261,8 @@ class FolderMerge:
                 model.generation_config.save_pretrained(folder)
             self._engine.origin().save_companions(folder)
             publish_report(report, folder)
-            self._workspace.publish()
+            self._workspace.publish(self._overwrite)
+            self._opened = False
         self._engine.processes.wait()
         return MergeReport.load(self._target)
 
@@ -269,6 +287,14 @@ class FolderMerge:
             weights.prefetch(name)
 
 
+def _shard_size(size: int | str) -> int | str:
+    """A number of bytes, or a text such as 5GB."""
+    size = int(size) if isinstance(size, str) and size.isdigit() else size
+    if (isinstance(size, int) and size > 0) or (isinstance(size, str) and re.fullmatch(r"\d+[KMGT]B", size)):
+        return size
+    raise ValueError(f"max_shard_size must be a number of bytes or a text such as 5GB, found {size!r}")
+
+
 def _state(engine: Engine, settings: dict[str, Any]) -> dict[str, Any] | None:
     """What a merge is made from, as far as a change of it must be noticed; None if it is not all on disk."""
     if not all(weights.files for _, weights in engine.models.named()):
@@ -277,6 +303,15 @@ def _state(engine: Engine, settings: dict[str, Any]) -> dict[str, Any] | None:
         "settings": settings,
         "dtype": str(engine.dtype),
         "device": str(engine.device),
-        "vocabulary": {k: dict(v) for k, v in engine.models.vocabulary.counts.items()},
+        "vocabulary": _vocabulary_hash(engine),
         "files": {name: [fingerprint(path) for path in w.files] for name, w in engine.models.named()},
     }
+
+
+def _vocabulary_hash(engine: Engine) -> str:
+    """A hash of how the rows of the vocabularies are lined up."""
+    vocabulary = engine.models.vocabulary
+    digest = hashlib.sha256(repr((vocabulary.size, vocabulary.new_rows.tolist())).encode())
+    for name, rows in sorted(vocabulary.rows.items()):
+        digest.update(repr((name, rows.tolist())).encode())
+    return digest.hexdigest()

@@ -162,8 +162,8 @@ def _recipe(given: dict[str, Any]) -> Recipe:
     base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
     if not base or not experts:
         raise ValueError("name the base and at least one expert, or a recipe with --config")
-    parameters = {key: given[key] for key in METHOD if given[key] and key not in ("method", "parameter")}
-    parameters |= {key: given[key] for key in ("kappa", "lam") if given[key] is not None}
+    named = [key for key in METHOD if key not in ("method", "parameter")]
+    parameters = {key: given[key] for key in named if given[key] is not None and given[key] != []}
     if "weights" in parameters:
         parameters["weights"] = [_number("--weights", text) for text in parameters["weights"].split(",")]
     if len(parameters.get("target_modules", ())) == 1:
@@ -185,7 +185,10 @@ def _parameter(text: str) -> tuple[str, Any]:
     name, mark, value = text.partition("=")
     if not mark:
         raise ValueError(f"--parameter: {text!r} is not name=value")
-    return name, yaml.safe_load(value)
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"--parameter: the value of {text!r} cannot be read") from None
 
 
 def _number(option: str, text: str) -> float:

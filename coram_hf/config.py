@@ -160,7 +160,7 @@ def check_names(given: Iterable[str], valid: Sequence[str], what: str) -> None:
     """Raise for the first name that is not valid, with the nearest valid one."""
     for name in given:
         if name not in valid:
-            near = difflib.get_close_matches(name, valid, n=1)
+            near = difflib.get_close_matches(str(name), valid, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"unknown {what} {name!r}; {hint}valid: {', '.join(valid)}")
 

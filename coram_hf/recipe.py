@@ -63,11 +63,22 @@ class Recipe:
         return CoramConfig.from_line(self.parameters["line"], **given)
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_recipe(path: Path) -> Recipe:
     """A recipe from a YAML file; unknown keys are errors with a suggestion."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise MergeError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise MergeError(f"{path} is not a mapping; see the README for the two forms of a recipe")
@@ -88,6 +99,10 @@ def _own(content: Mapping[str, Any]) -> Recipe:
     parameters = content.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError(f"parameters must be a mapping, found {parameters!r}")
+    if not isinstance(content.get("method", "coram"), str):
+        raise ValueError(f"method must be a name, found {content['method']!r}")
+    for key in ("trust_remote_code", "allow_pickle"):
+        _truth(content, key, False)
     return Recipe(
         content["base"],
         _sources(content["experts"]),
@@ -106,6 +121,8 @@ def _from_mergekit(content: Mapping[str, Any]) -> Recipe:
     check_names([method], ("coram", *MERGEKIT_NORMALIZES), "merge_method")
     shared = _values(content.get("parameters") or {}, "parameters")
     models = [_model(entry) for entry in content["models"]]
+    if not models:
+        raise ValueError("models names no expert")
     base = content.get("base_model") or (models[0][0] if method == "linear" else None)
     if not isinstance(base, str):
         raise ValueError(f"base_model must be the name of a model, found {base!r}")
@@ -128,22 +145,24 @@ def _euclidean(method: str, shared: dict[str, Any], own: list[dict[str, Any]]) -
     check_names(shared, (*named, "lambda", "normalize", "int8_mask", "rescale"), "parameter")
     _only(own, named)
     merged = [{**shared, **values} for values in own]
-    weights = [float(values.get("weight", 1.0)) for values in merged]
-    normalize = bool(shared.get("normalize", MERGEKIT_NORMALIZES[method]))
-    strength = float(shared.get("lambda", 1.0))
+    weights = [_number(values, "weight") for values in merged]
+    if not weights:
+        raise ValueError("models names no expert")
+    normalize = _truth(shared, "normalize", MERGEKIT_NORMALIZES[method])
+    strength = _number(shared, "lambda")
     if method == "linear":
         return {"weights": weights, "normalize": normalize}
     scale = strength if normalize else strength * sum(weights) / len(weights)
     if method == "task_arithmetic":
         return {"weights": weights, "scale": scale / len(weights) if normalize else scale}
-    densities = {float(values.get("density", 1.0)) for values in merged}
+    densities = {_number(values, "density") for values in merged}
     if len(densities) != 1:
         raise ValueError(f"density must be the same for all models, found {sorted(densities)}")
     parameters = {"weights": weights, "scale": scale, "combine": "mean" if normalize else "sum"}
     density = densities.pop()
     if method == "ties":
         return {**parameters, "density": density}
-    return {**parameters, "drop": 1 - density, "rescale": bool(shared.get("rescale", True))}
+    return {**parameters, "drop": 1 - density, "rescale": _truth(shared, "rescale", True)}
 
 
 def _mergekit_options(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +196,20 @@ def _values(parameters: Any, where: str) -> dict[str, Any]:
         if isinstance(value, list) and key not in CONFIG_FIELDS:
             raise ValueError(f"{where}: {key} differs by layer, which is not supported; give one number")
     return parameters
+
+
+def _number(values: Mapping[str, Any], key: str) -> float:
+    value = values.get(key, 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{key} must be a number, found {value!r}")
+    return float(value)
+
+
+def _truth(values: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = values.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} must be true or false, found {value!r}")
+    return value
 
 
 def _only(own: list[dict[str, Any]], names: tuple[str, ...]) -> None:

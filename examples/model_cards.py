@@ -41,8 +41,8 @@ SHAPE = {
     "num_key_value_heads": 2,
 }
 NOTE = (
-    "*An example: the configuration of one of the paper's suites, on tiny random stand-ins. The numbers are the "
-    "stand-ins' own, and the commits are placeholders.*"
+    "*An example: the configuration of one of the paper's suites, on tiny random stand-ins. The numbers are "
+    "the stand-ins' own, and the commits are placeholders.*"
 )
 OFT_FOLDER = "SphereLab/Llama-3.1-8B_OFT_adapters:llama3-1_8b_finetune_{}_adapter"
 

@@ -548,6 +548,8 @@ def test_damaged_pickled_adapters_are_named(content, tmp_path):
     (tmp_path / "adapter_model.safetensors").unlink()
     (tmp_path / "adapter_model.bin").write_bytes(content)
     with pytest.raises(MergeError, match=r"expert 'bad': the weights in"):
+        open_models(base, {"bad": tmp_path}, allow_pickle=True)
+    with pytest.raises(MergeError, match=r"pickled weights .*allow_pickle=True"):
         open_models(base, {"bad": tmp_path})
 
 

@@ -71,6 +71,12 @@ def test_pickles_only_when_allowed(tmp_path):
     assert all(torch.equal(opened[name], tensor) for name, tensor in state.items())
     merged = CoramMerger(tmp_path / "old", [fine_tuned(base, 0.05, 0)], allow_pickle=True, progress=False)
     assert merged.merge().report.n_experts == 1
+    torch.save(state, tmp_path / "old" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    opened = open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
+    assert all(torch.equal(opened[name], tensor) for name, tensor in state.items())
+    torch.save({1: torch.ones(2)}, tmp_path / "old" / "pytorch_model.bin")
+    with pytest.raises(MergeError, match="not a dictionary of tensors by name"):
+        open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
     torch.save({"model.norm.weight": print}, tmp_path / "old" / "pytorch_model.bin")
     with pytest.raises(MergeError, match="holds more than tensors"):
         open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
@@ -104,6 +110,11 @@ def index(folder, edit):
     path.write_text(edit(path.read_text()))
 
 
+def config(folder, values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
 def loop(path):
     path.unlink()
     path.symlink_to(path.name)
@@ -135,6 +146,15 @@ HOSTILE = {
     "config of another size": lambda f: (f / "config.json").write_text(
         (f / "config.json").read_text().replace('"vocab_size": 48', '"vocab_size": 47')
     ),
+    "config of another kind": lambda f: config(f, {"architectures": ["pipeline"]}),
+    "architecture that is no text": lambda f: config(f, {"architectures": [5]}),
+    "another architecture": lambda f: config(f, {"architectures": ["BertModel"]}),
+    "impossible size": lambda f: config(f, {"hidden_size": "abc"}),
+    "impossible heads": lambda f: config(f, {"num_attention_heads": 0}),
+    "quantised without a backend": lambda f: config(
+        f, {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    ),
+    "index that names a pickle": lambda f: index(f, lambda t: t.replace(SHARD, "x.bin")),
     "no weights": lambda f: [path.unlink() for path in f.glob("*.safetensors*")],
     "lacking a tensor": lambda f: header(
         f / SHARD, lambda c: {("x" if v is first_tensor(c) else k): v for k, v in c.items()}

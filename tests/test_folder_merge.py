@@ -73,10 +73,11 @@ def test_files_to_files_is_the_merge_in_memory(architecture, shards, tmp_path):
             assert report.to_dict()[name] == pytest.approx(
                 value, rel=1e-9 if name != "rounding_loss" else 1e-6
             ), name
-        elif name not in ("relative_updates", "outside_share", "warnings"):
+        elif name not in ("relative_updates", "outside_share", "retention", "warnings", "files"):
             assert report.to_dict()[name] == value, name
     assert report.relative_updates == pytest.approx(result.report.relative_updates, rel=1e-9)
     assert report.outside_share == pytest.approx(result.report.outside_share, rel=1e-9)
+    assert report.retention == pytest.approx(result.report.retention, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -223,3 +224,29 @@ def test_the_device_of_the_geometry(tmp_path):
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="there is no 'cuda'"):
             CoramMerger(base, experts, device="cuda:1")
+
+
+def test_generation_config_and_stored_dtypes_come_along(tmp_path):
+    base = tiny_llama()
+    base.generation_config.update(do_sample=True, temperature=0.7, eos_token_id=[1, 2])
+    base.model.norm.to(torch.bfloat16)
+    base.model.layers[0].mlp.to(torch.bfloat16)
+    sources = saved(tmp_path, {"base": base, **experts_of(base)})
+    CoramMerger(sources[0], sources[1:], progress=False).merge_to(tmp_path / "streamed")
+    CoramMerger(sources[0], sources[1:], progress=False).merge().save_pretrained(tmp_path / "saved")
+    generation = json.loads((tmp_path / "streamed" / "generation_config.json").read_text())
+    assert generation["temperature"] == 0.7
+    assert generation["eos_token_id"] == [1, 2]
+    assert_same_tensors(tmp_path / "streamed", tmp_path / "saved")
+    kept = tensors_of(tmp_path / "streamed")
+    assert kept["model.norm.weight"].dtype == torch.bfloat16
+    assert kept["lm_head.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", ["-5MB", "5 apples", 0, ""])
+def test_shard_sizes_that_are_none(size, tmp_path):
+    base = tiny_llama()
+    with pytest.raises(ValueError, match="max_shard_size"):
+        CoramMerger(base, [fine_tuned(base, 0.05, 0)], progress=False).merge_to(
+            tmp_path / "x", max_shard_size=size
+        )

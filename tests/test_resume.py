@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ import torch
 from models import fine_tuned, tiny_llama
 from resumable import run
 from test_folder_merge import WEIGHTS, assert_same_tensors
+from transformers import AutoModelForCausalLM
 
-from coram_hf import MergeError
+from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf.base_merger import FolderMerge
 from coram_hf.processes import Processes
 from coram_hf.report import MergeReport
 from coram_hf.sinks.folder import FolderSink
+from coram_hf.sinks.workspace import Workspace
 
 FILES = (*WEIGHTS, "coram_report.json")
 
@@ -148,7 +152,8 @@ def test_two_processes_make_the_same_model(suite):
     assert done.stdout.count("merged 3 experts") == 1
     assert len(list((suite / "two").glob("*.safetensors"))) == 2
     assert_same_tensors(suite / "two", suite / "whole")
-    assert MergeReport.load(suite / "two") == MergeReport.load(suite / "whole")
+    reports = [replace(MergeReport.load(suite / name), files={}) for name in ("two", "whole")]
+    assert reports[0] == reports[1]
     assert not list(suite.glob(".two*"))
 
 
@@ -177,3 +182,65 @@ def test_accelerate_launch_with_one_process_says_so(monkeypatch, caplog):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
     assert Processes.find() == Processes()
     assert "torchrun --nproc_per_node" in caplog.text
+
+
+def test_a_target_in_use_is_refused_and_one_that_appears_is_kept(suite, tmp_path, monkeypatch):
+    work = Workspace(tmp_path / "out")
+    work.lock()
+    sources = [suite / name for name in ("base", "e0")]
+    merger = CoramMerger(sources[0], sources[1:], CoramConfig(lam=1.0), progress=False)
+    with pytest.raises(MergeError, match="another merge is writing to"):
+        merger.merge_to(tmp_path / "out")
+    work.unlock()
+    merge_unit = FolderMerge._merge_unit
+
+    def meddle(*arguments):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "precious").touch()
+        return merge_unit(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderMerge, "_merge_unit", meddle)
+        with pytest.raises(MergeError, match=r"has come into being meanwhile.*run the same command again"):
+            merger.merge_to(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
+    shutil.move(tmp_path / "out", tmp_path / "away")
+    merger.merge_to(tmp_path / "out")
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("lost", ["files", "state.json", "journal", "target"])
+def test_half_a_workspace_is_never_taken_for_a_merge(suite, monkeypatch, lost):
+    """What kills can leave behind while a work folder is removed, or after its end."""
+    name = f"half-{lost}"
+    stopped(monkeypatch, suite, name, KeyboardInterrupt())
+    work = suite / f".{name}.coram"
+    if lost in ("files", "target"):
+        shutil.rmtree(work / "files")
+    elif lost == "journal":
+        next(work.glob("journal-*")).unlink()
+    else:
+        (work / lost).unlink()
+    run(suite, name)
+    assert contents(suite / name) == contents(suite / "whole")
+    assert not list(suite.glob(f".{name}*"))
+
+
+def test_models_in_memory_are_not_promised_to_be_resumed(suite, tmp_path, monkeypatch, caplog):
+    base = AutoModelForCausalLM.from_pretrained(suite / "base")
+    merger = CoramMerger(base, [suite / "e0"], CoramConfig(lam=1.0), progress=False)
+    with pytest.raises(MergeError, match="holds an input"):
+        merger.merge_to(suite / "base", overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderMerge, "_merge_unit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            merger.merge_to(tmp_path / "out")
+    assert "nothing is kept" in caplog.text
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(MergeError, match="is a symbolic link"):
+        merger.merge_to(tmp_path / "link", overwrite=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    merger.merge_to("~/out")
+    assert (tmp_path / "out" / "config.json").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -29,21 +30,46 @@ class Workspace:
         self.files = self.folder / "files"
         self._rank = rank
         self._journal: Any = None
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Keep other merges away from this target until the process ends."""
+        while self._lock is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                raise MergeError(
+                    f"another merge is writing to {self.target}; wait for it, or stop it"
+                ) from None
+            if self.folder.exists() and os.fstat(handle).st_ino == self.folder.stat().st_ino:
+                self._lock = handle
+            else:  # it was the folder of a merge that has just ended
+                os.close(handle)
 
     def open(self, state: Mapping[str, Any] | None) -> None:
         """Make the folder, or go on with the one that is there if it was begun from the same state.
 
         Without a state nothing is ever resumed.
         """
-        if self._begun(state):
+        if self._begun(state) and self.files.is_dir():
             logger.warning("going on with the merge that was begun in %s", self.folder)
             return
-        if self.folder.exists():
+        if self.files.exists():
             logger.warning("the inputs or options differ from those of %s: starting again", self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear()
         self.files.mkdir(parents=True)
         if state is not None:
             _write_synced(self.folder / STATE, _text(state))
+
+    def _clear(self) -> None:
+        """Empty the folder, the state first: what is left after a kill is never taken for a merge."""
+        (self.folder / STATE).unlink(missing_ok=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+        for path in self.folder.iterdir():
+            path.unlink()
 
     def is_published(self, state: Mapping[str, Any] | None) -> bool:
         """Whether a merge from this state was killed after its last step: only this folder was left."""
@@ -77,18 +103,29 @@ class Workspace:
         os.fsync(self._journal.fileno())
 
     def close(self) -> None:
+        """Let go of the journal."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
+    def unlock(self) -> None:
+        """Let other merges have the target."""
+        self.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def discard(self) -> None:
         """Leave nothing behind."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear()
+        self.folder.rmdir()
 
-    def publish(self) -> None:
+    def publish(self, overwrite: bool) -> None:
         """Give the files their final name, in one step, when all of them are on the disk."""
         self.close()
+        if self.target.exists() and not overwrite:
+            raise FileExistsError(f"{self.target} has come into being meanwhile; move it away")
         for path in self.files.rglob("*"):
             if path.is_file():
                 _sync(path)
@@ -115,6 +152,8 @@ class Workspace:
 
 def check_target(target: Path, overwrite: bool, needed: int, inputs: Iterable[Path]) -> None:
     """Refuse, before anything is read, what could not be written in the end."""
+    if target.is_symlink():
+        raise MergeError(f"{target} is a symbolic link; name the folder itself")
     for path in inputs:
         if overwrite and path.resolve().is_relative_to(target.resolve()):
             raise MergeError(f"{target} holds an input of the merge, {path}; choose another folder")

@@ -32,9 +32,9 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file()
 
 
-def open_adapter(base: LoadedModel, who: str, folder: Path) -> LoadedModel:
+def open_adapter(base: LoadedModel, who: str, folder: Path, *, allow_pickle: bool = False) -> LoadedModel:
     """An adapter folder as an expert over the base."""
-    state = _read(folder, who)
+    state = _read(folder, who, allow_pickle)
     if is_legacy(state):
         opened = open_legacy(who, base, folder, state)
     else:
@@ -45,10 +45,15 @@ def open_adapter(base: LoadedModel, who: str, folder: Path) -> LoadedModel:
     return opened
 
 
-def _read(folder: Path, who: str) -> dict[str, Tensor]:
+def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of an adapter folder."""
     if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
         raise MergeError(f"{who}: {folder} has an {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
+    if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
+        raise MergeError(
+            f"{who}: {folder} holds pickled weights ({WEIGHTS_NAME}), which can run code when loaded; "
+            "convert them to safetensors, or pass allow_pickle=True (--allow-pickle) to load tensors only"
+        )
     try:
         state = load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # safetensors and pickles fail in many ways

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -27,7 +27,7 @@ from transformers.initialization import no_init_weights
 from coram_hf.errors import MergeError
 from coram_hf.sources.files import read_json, read_tensors, weight_files
 from coram_hf.sources.loaded import LoadedModel
-from coram_hf.sources.quantized import dequantized
+from coram_hf.sources.quantized import dequantized, scheme
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,8 @@ def open_checkpoint(
     load = partial(_load, cls, folder)
     source_files = [folder / "config.json", *files]
     if getattr(config, "quantization_config", None) is not None:
-        return LoadedModel(dequantized(who, load()), files=source_files)
-    with torch.device("meta"), no_init_weights():
-        model = cls(config)
-        model.tie_weights()
-    model.name_or_path = str(folder)
+        return LoadedModel(_loaded_quantized(who, load, config), files=source_files)
+    model = _skeleton(who, folder, cls, config)
     stored, unexpected = _by_memory_name(model, read_tensors(folder, files))
     _fill(who, folder, model, stored)
     warnings = []
@@ -86,20 +83,21 @@ def read_config(who: str, folder: Path, trust_remote_code: bool) -> PreTrainedCo
     read_json(path)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise MergeError(f"{who}: {path} is not the config of a known model ({why})") from error
+    except Exception as error:  # a damaged config fails in many ways
+        raise MergeError(f"{who}: {path} is not the config of a known model ({_why(error)})") from error
 
 
 def model_class(
     who: str, folder: Path, config: PreTrainedConfig, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
     """The class that a config names; one with custom code only where it is trusted."""
-    name = (config.architectures or [""])[0]
+    names = config.architectures
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     known = getattr(transformers, name, None) if name else None
-    if known is not None:
-        return cast(type[PreTrainedModel], known)
-    entries = (getattr(config, "auto_map", None) or {}).values()
+    if isinstance(known, type) and issubclass(known, PreTrainedModel):
+        return known
+    auto_map = getattr(config, "auto_map", None)
+    entries = auto_map.values() if isinstance(auto_map, dict) else ()
     custom = [str(path) for path in entries if str(path).endswith(f".{name}")]
     if not name or not custom:
         raise MergeError(f"{who}: {folder / 'config.json'} names no architecture of transformers: {name!r}")
@@ -111,6 +109,44 @@ def model_class(
 def _load(cls: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
     """The checkpoint as an ordinary model in memory, in the dtype that it is stored in."""
     return cls.from_pretrained(folder, dtype="auto", weights_only=True)
+
+
+def _loaded_quantized(
+    who: str, load: Callable[[], PreTrainedModel], config: PreTrainedConfig
+) -> PreTrainedModel:
+    """A quantised checkpoint in memory, dequantised; without the backend of its scheme it is refused."""
+    try:
+        model = load()
+    except Exception as error:  # each backend has its own way to be absent
+        name = scheme(getattr(config, "quantization_config", None))
+        raise MergeError(
+            f"{who} is quantised ({name}) and cannot be loaded here ({_why(error)}); "
+            "merge the unquantised checkpoint"
+        ) from error
+    return dequantized(who, model)
+
+
+def _skeleton(
+    who: str, folder: Path, cls: type[PreTrainedModel], config: PreTrainedConfig
+) -> PreTrainedModel:
+    """The model of a config without its data, with the generation config that lies beside it."""
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = cls(config)
+            model.tie_weights()
+    except Exception as error:  # values that a config should not have fail in many ways
+        raise MergeError(
+            f"{who}: {folder / 'config.json'} makes no {cls.__name__} ({_why(error)})"
+        ) from error
+    model.name_or_path = str(folder)
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        read_json(folder / "generation_config.json")
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[dict[str, Stored], list[str]]:

@@ -82,7 +82,7 @@ def open_models(
     warnings = list(source.warnings)
     pairs = experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts)
     for position, (given, expert) in enumerate(pairs, start=1):
-        for name, weights in _open_expert(source, given, expert, position, open_folder):
+        for name, weights in _open_expert(source, given, expert, position, open_folder, allow_pickle):
             warnings += weights.warnings
             if name in opened:
                 raise MergeError(
@@ -124,7 +124,12 @@ def _open_base(base: Expert, open_folder: OpenFolder) -> LoadedModel:
 
 
 def _open_expert(
-    base: LoadedModel, given: object, expert: Expert, position: int, open_folder: OpenFolder
+    base: LoadedModel,
+    given: object,
+    expert: Expert,
+    position: int,
+    open_folder: OpenFolder,
+    allow_pickle: bool,
 ) -> Iterator[tuple[str, LoadedModel]]:
     """One expert, or each adapter of one, by the given name or that of its adapter, folder or repository."""
     if given is not None and (not isinstance(given, str) or not given):
@@ -134,7 +139,9 @@ def _open_expert(
         source = parse_source(str(expert))
         label = label or source.name
         found = fetch(source)
-        open_this = partial(open_adapter, base) if is_adapter(found.folder) else open_folder
+        open_this = open_folder
+        if is_adapter(found.folder):
+            open_this = partial(open_adapter, base, allow_pickle=allow_pickle)
         yield label, _located(open_this(f"expert {label!r}", found.folder), found)
         return
     if isinstance(expert, PeftModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,25 @@ def _indexed(index: Path) -> list[Path]:
         return []
     shards = []
     for name in dict.fromkeys(_weight_map(index).values()):
-        if Path(name).name != name or name in ("", ".", "..") or "\\" in name:
+        if Path(name).name != name or name in ("", ".", "..") or "\\" in name or not name.isprintable():
             raise MergeError(f"{index} names {name!r}, which is not a file name in the same folder")
+        if Path(name).suffix != Path(index.name.removesuffix(".index.json")).suffix:
+            raise MergeError(f"{index} names {name!r}, which is another kind of file")
         if not _exists(index.parent / name):
             raise MergeError(f"{index} names the shard {name!r}, which is missing")
         shards.append(index.parent / name)
     return shards
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickle, as a memory map unless it has the form of before torch 1.6."""
+    mapped = zipfile.is_zipfile(path)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    if not isinstance(content, dict):
+        raise ValueError("not a dictionary of tensors")
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
+        raise ValueError("not a dictionary of tensors by name")
+    return content
 
 
 def _open(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -119,7 +133,7 @@ def _open(path: Path) -> Iterator[tuple[str, Tensor]]:
             handle: Any = safe_open(path, framework="pt")
             yield from ((key, handle.get_tensor(key)) for key in handle.keys())  # noqa: SIM118
         else:
-            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+            yield from _read_pickle(path).items()
     except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, AttributeError) as error:
         raise MergeError(f"{path} is damaged or not a weight file: {' '.join(str(error).split())}") from error
     except Exception as error:

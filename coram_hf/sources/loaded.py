@@ -87,7 +87,12 @@ class LoadedModel(Mapping[str, Tensor]):
     def copy_model(self) -> PreTrainedModel:
         """A model of its own in memory, with these weights."""
         if self._load is not None:
-            return self._load()
+            model = self._load()
+            state = model.state_dict(keep_vars=True)
+            for name, tensor in self._tensors.items():
+                if state[name].dtype != tensor.dtype:
+                    state[name].data = self[name].clone()
+            return model
         if is_offloaded(self.model):
             return materialized(self.model, self)
         return copy.deepcopy(self.model)

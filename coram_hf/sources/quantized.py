@@ -14,14 +14,14 @@ from coram_hf.errors import MergeError
 
 def dequantized(who: str, model: PreTrainedModel) -> PreTrainedModel:
     """The model itself, or a dequantised copy of it if its weights are held quantised."""
-    scheme = _scheme(getattr(model.config, "quantization_config", None))
-    if getattr(model, "hf_quantizer", None) is None and scheme is None:
+    found = scheme(getattr(model.config, "quantization_config", None))
+    if getattr(model, "hf_quantizer", None) is None and found is None:
         return model
     try:
         return copy.deepcopy(model).dequantize()
     except (ValueError, NotImplementedError, AttributeError, ImportError, RuntimeError) as error:
         raise MergeError(
-            f"{who} is quantised ({scheme or 'unknown scheme'}) and transformers cannot dequantise it here "
+            f"{who} is quantised ({found or 'unknown scheme'}) and transformers cannot dequantise it here "
             f"({type(error).__name__}: {str(error).splitlines()[0]}); merge the unquantised checkpoint"
         ) from error
 
@@ -31,10 +31,11 @@ def stored_quantized(model: PreTrainedModel) -> str | None:
     path = Path(model.name_or_path or "") / "config.json"
     if not model.name_or_path or not path.is_file():
         return None
-    return _scheme(json.loads(path.read_text(encoding="utf-8")).get("quantization_config"))
+    return scheme(json.loads(path.read_text(encoding="utf-8")).get("quantization_config"))
 
 
-def _scheme(config: Any) -> str | None:
+def scheme(config: Any) -> str | None:
+    """The name of the scheme of a quantization config."""
     if config is None:
         return None
     values = config if isinstance(config, dict) else config.to_dict()
