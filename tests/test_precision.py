@@ -199,6 +199,8 @@ def test_everything_needed_to_run_the_result_is_in_the_folder(tmp_path, trusted)
         "chat_template.jinja",
         "preprocessor_config.json",
         "coram_report.json",
+        "README.md",
+        "figures",
         "additional_chat_templates",
     }
     assert files == (wanted | {"modeling_custom.py"} if trusted else wanted)
