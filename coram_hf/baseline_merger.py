@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from coram_hf.base_merger import FolderMerge, Merger
+from coram_hf.base_merger import Merger
 from coram_hf.baselines import method_weights
 from coram_hf.baselines.registry import find_method
 from coram_hf.baselines.ties import global_cuts
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import Balance, CoramConfig, check_names
 from coram_hf.engine import Engine
+from coram_hf.folder_merge import FolderMerge
 from coram_hf.geometry import squared_norm, squared_norms
 from coram_hf.options import MergeOptions
 from coram_hf.record import Record

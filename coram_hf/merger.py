@@ -12,12 +12,13 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from coram_hf.amplitude import ideal_contraction, require_coefficient
-from coram_hf.base_merger import FolderMerge, Merger
+from coram_hf.base_merger import Merger
 from coram_hf.baselines.residual import merge_residual
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
+from coram_hf.folder_merge import FolderMerge
 from coram_hf.geometry import SliceStats, merge_rows, merge_update, squared_norms
 from coram_hf.options import MergeOptions
 from coram_hf.record import Record, total

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from coram_hf import CoramConfig, base_merger, streaming
+from coram_hf import CoramConfig, folder_merge, streaming
 from coram_hf.merger import CoramMerger
 
 
@@ -29,13 +29,13 @@ def run(folder, name):
 def run_slowly(folder, name):
     """A merge whose journal is written at once, in steps long enough to be killed in."""
     streaming.SYNC_SECONDS = 0.0
-    merge_unit = base_merger.FolderMerge._merge_unit
+    merge_unit = folder_merge.FolderMerge._merge_unit
 
     def slow(*arguments):
         time.sleep(0.004)
         return merge_unit(*arguments)
 
-    base_merger.FolderMerge._merge_unit = slow
+    folder_merge.FolderMerge._merge_unit = slow
     run(folder, name)
 
 

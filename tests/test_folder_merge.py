@@ -154,14 +154,14 @@ def test_another_dtype(tmp_path):
 
 def test_a_sample_on_the_wrong_side_of_the_threshold_is_found_out(tmp_path, caplog, monkeypatch):
     """The sample is one matrix, on which the experts are even; on the others one is far larger."""
-    monkeypatch.setattr("coram_hf.base_merger.SAMPLE", 1)
+    monkeypatch.setattr("coram_hf.folder_merge.SAMPLE", 1)
     base = tiny_llama()
     experts = experts_of(base, (0.01, 0.01))
     names = list(CoramMerger(base, experts, progress=False).inspect().targets)
     import random
 
     sampled = names[random.Random(0).sample(range(len(names)), len(names) // 1)[0]]
-    monkeypatch.setattr("coram_hf.base_merger.random.Random.sample", lambda *_: [names.index(sampled)])
+    monkeypatch.setattr("coram_hf.folder_merge.random.Random.sample", lambda *_: [names.index(sampled)])
     with torch.no_grad():
         for name, parameter in experts["e1"].named_parameters():
             if "_proj" in name and name != sampled:

@@ -19,7 +19,7 @@ from test_folder_merge import WEIGHTS, assert_same_tensors
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
-from coram_hf.base_merger import FolderMerge
+from coram_hf.folder_merge import FolderMerge
 from coram_hf.processes import Processes
 from coram_hf.report import MergeReport
 from coram_hf.sinks.folder import FolderSink
@@ -159,7 +159,7 @@ def test_two_processes_make_the_same_model(suite):
 
 def test_ctrl_c_on_the_command_line(suite):
     code = (
-        "import time; from coram_hf import base_merger as b; whole = b.FolderMerge._merge_unit\n"
+        "import time; from coram_hf import folder_merge as b; whole = b.FolderMerge._merge_unit\n"
         "b.FolderMerge._merge_unit = lambda *a: (print('unit', flush=True), time.sleep(0.2), whole(*a))[2]\n"
         "import sys; from coram_hf.cli import main; sys.argv = ['coram-hf', *sys.argv[1:]]; main()"
     )
