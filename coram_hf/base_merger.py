@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import ModelCardData
 from torch import Tensor
 
+from coram_hf.config import check_names
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
 from coram_hf.folder_merge import FolderMerge, shard_size
@@ -20,6 +21,7 @@ from coram_hf.hub import publish_report, push_folder
 from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
 
+PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
 
 
@@ -84,11 +86,13 @@ class Merger(ABC):
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
         """Merge into a folder that is pushed and forgotten; options: see `hub.push_folder`."""
+        check_names(options, PUSH_OPTIONS, "push option")
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "merged"
             report = self.merge_to(folder)
+            (folder / "README.md").unlink()
             publish_report(report, folder, card_data)
-            return push_folder(folder, repo_id, **options)
+            return push_folder(folder, repo_id, fresh=True, **options)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """Bytes of disk that `merge_to` takes, and about how much memory."""

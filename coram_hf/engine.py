@@ -57,6 +57,8 @@ class Engine:
         self.label = label
         self.progress = options.get("progress", True)
         self.dtype = output_dtype(options.get("dtype"))
+        told = ("vocabulary", "trust_remote_code", "allow_pickle")
+        self._told_options = {key: value for key in told if (value := options.get(key)) not in (None, False)}
         self.processes = Processes.find()
         self.device = compute_device(options.get("device"), self.processes.local_rank)
         check_precision(self.device, config)
@@ -164,6 +166,14 @@ class Engine:
         norms = [factor * square**0.5 for factor, square in zip(self.factors, squares.values(), strict=True)]
         return contraction(norms, merged_square**0.5)
 
+    def _sources(self) -> dict[str, dict[str, Any]]:
+        """Where base and experts come from; what was trained in memory still has the name of its base."""
+        sources = {name: provenance(weights) for name, weights in self.models.named()}
+        for name, weights in self.models.experts.items():
+            if not weights.files and weights.location == self.models.base.location:
+                sources[name] = {"source": None, "hub": False, "commit": None, "files": None}
+        return sources
+
     def retained(self, records: Mapping[str, Record]) -> Retained:
         """How much every parameter moved, and how much the experts moved it."""
         first = self.models.base.tied
@@ -245,7 +255,8 @@ class Engine:
             },
             warnings=plan.warnings,
             versions=library_versions(),
-            sources={name: provenance(weights) for name, weights in self.models.named()},
+            sources=self._sources(),
+            options=self._told_options,
             retention=self.retained(records).by_group(),
             worst_condition=record.slices.worst_condition or None,
             model_class=type(self.base).__name__,

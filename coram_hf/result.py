@@ -154,4 +154,4 @@ class MergeResult:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, card_data=card_data)
-            return push_folder(folder, repo_id, **options)
+            return push_folder(folder, repo_id, fresh=True, **options)

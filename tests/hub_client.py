@@ -66,12 +66,15 @@ def edited_card(folder):
     published = ModelCard.load("me/edited", ignore_metadata_errors=True).content
     assert "My last words." in published
     assert "| lambda | 2.5 |" in published
+    merged.with_lambda(1.7).push_to_hub("me/edited", card_data=ModelCardData(language="en"))
+    assert "My last words." in ModelCard.load("me/edited", ignore_metadata_errors=True).content
 
 
 def stale_shards(folder):
     merged = result()
     merged.save_pretrained(folder / "many", max_shard_size="30KB")
     push_folder(folder / "many", "me/many")
+    HfApi().upload_file(path_or_fileobj=b"1", path_in_repo="exp/adapter.safetensors", repo_id="me/many")
     merged.push_to_hub("me/many")
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("me/many")), logits(merged.model.eval()))
 

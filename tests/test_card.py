@@ -1,6 +1,8 @@
 """The card: complete, valid, and safe from whatever others have called their things."""
 
 import re
+import shlex
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,8 +10,13 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.repocard import metadata_load
 from models import fine_tuned, tiny_llama
+from peft import LoraConfig
+from test_adapters import adapted
+from test_cli import coram_hf
+from test_folder_merge import assert_same_files
+from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger
+from coram_hf import CoramConfig, CoramMerger, MergeError, load_report
 from coram_hf.baselines import merge
 from coram_hf.hub.again import command_line, python_code
 from coram_hf.hub.card import BEGIN, END, pipeline_tag, render_card, renewed_card
@@ -166,11 +173,6 @@ def test_different_licenses_are_listed_and_warned_of(report):
 
 
 def test_the_commands_of_a_card_repeat_the_merge(tmp_path, monkeypatch):
-    import shlex
-
-    from test_cli import coram_hf
-    from test_folder_merge import assert_same_files
-
     base = tiny_llama()
     names = {"base": base, "math": fine_tuned(base, 0.03, 0), "co de": fine_tuned(base, 0.05, 1)}
     (tmp_path / "path" / "to").mkdir(parents=True)
@@ -186,8 +188,6 @@ def test_the_commands_of_a_card_repeat_the_merge(tmp_path, monkeypatch):
     run = coram_hf(*words[1:])
     assert run.returncode == 0, run.stderr
     assert_same_files(tmp_path / "merged", tmp_path / "first")
-    import shutil
-
     shutil.rmtree("merged")
     exec(compile(python_code(report), "card", "exec"), {})
     assert_same_files(tmp_path / "merged", tmp_path / "first")
@@ -222,3 +222,83 @@ def test_edited_cards_keep_all_but_our_section(report):
 )
 def test_what_a_model_is_for(name, tag):
     assert pipeline_tag(name) == tag
+
+
+def test_where_things_lie_is_not_told(tmp_path):
+    base = tiny_llama()
+    secret = tmp_path / "secret"
+    for name, model in {"base": base, "math": fine_tuned(base, 0.05, 0)}.items():
+        model.save_pretrained(secret / name)
+    (secret / "base" / "README.md").write_text("---\ndatasets: [/home/me/data, org/data]\nlicense: 5\n---\n")
+    adapter = adapted(base, LoraConfig(r=2, target_modules=["q_proj"]), 0)
+    adapter.peft_config["default"].base_model_name_or_path = "/home/alice/secret/other"
+    adapter.save_pretrained(secret / "lora")
+    merger = CoramMerger(secret / "base", [secret / "math", secret / "lora"], progress=False)
+    report = merger.merge_to(tmp_path / "out")
+    published = [path.read_text() for path in (tmp_path / "out").glob("*.[jm][sd]*")]
+    assert len(published) > 2
+    assert any("is an adapter of" in warning for warning in report.warnings)
+    for text in published:
+        assert "/home" not in text
+        assert str(tmp_path) not in text
+    assert metadata_load(tmp_path / "out" / "README.md")["datasets"] == ["org/data"]
+
+
+def test_experts_in_memory_are_not_said_to_be_their_base(tmp_path):
+    tiny_llama().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    experts = {
+        "trained": fine_tuned(base, 0.05, 0),
+        "lora": adapted(base, LoraConfig(r=2, target_modules=["q_proj"]), 0),
+    }
+    report = CoramMerger(base, experts, CoramConfig(lam=1.0), progress=False).merge().report
+    assert report.sources[""]["source"] == "base"
+    assert report.sources["trained"]["source"] is None
+    assert report.sources["lora"]["source"] is None
+    assert "path/to/trained" in python_code(report)
+
+
+def test_commands_for_names_options_and_methods(report):
+    sources = {name: {"source": f"org/{name}", "commit": "c" * 40} for name in report.relative_updates}
+    sources = {"": {"source": "org/base", "commit": "d" * 40}, **sources}
+    named = replace(
+        report,
+        relative_updates={"org/math": 1.0, "-a=b/c": 2.0},
+        sources={**sources, "org/math": sources["math"], "-a=b/c": sources["code"]},
+        options={"vocabulary": "union", "trust_remote_code": True},
+        config={**report.config, "target_modules": ["q_proj"]},
+    )
+    words = shlex.split(command_line(named))
+    assert f"org/math@{'c' * 40}" in words
+    assert f"a_b_c=org/code@{'c' * 40}" in words
+    assert words.count("--target-modules") == 2
+    assert "--trust-remote-code" in words
+    assert words[words.index("--vocabulary") + 1] == "union"
+    assert "vocabulary='union'" in python_code(named)
+    scaled = replace(report, method="task_arithmetic", config={"scale": 1e-5})
+    assert "scale=1.0e-05" in command_line(scaled)
+    rotated = replace(report, method="orthomerge", config={"space": "oft", "weights": None})
+    assert "merge_oft(" in python_code(rotated)
+    assert command_line(rotated).startswith("#")
+
+
+def test_a_card_edited_in_its_folder_outlives_another_save(tmp_path):
+    result = merged(progress=False).merge()
+    result.save_pretrained(tmp_path)
+    path = tmp_path / "README.md"
+    path.write_text(path.read_text() + "\nMine.\n")
+    result.with_lambda(2.5).save_pretrained(tmp_path)
+    assert path.read_text().endswith("\nMine.\n")
+    assert "| lambda | 2.5 |" in path.read_text()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", "{}"])
+def test_damaged_reports_are_named(content, tmp_path):
+    (tmp_path / "coram_report.json").write_text(content)
+    with pytest.raises(MergeError, match=r"coram_report\.json is damaged"):
+        load_report(tmp_path)
+
+
+def test_names_that_are_no_unicode(tmp_path):
+    merged(("\udcff", "code"), progress=False).merge().save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_bytes()

@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from coram_hf.errors import MergeError
 from coram_hf.hub.again import command_line, load_code, python_code
 from coram_hf.hub.license import strictest
 from coram_hf.hub.text import fenced, inline, number, table
@@ -45,10 +46,10 @@ PIPELINES = {
     "ForImageClassification": "image-classification",
     "ForSpeechSeq2Seq": "automatic-speech-recognition",
     "WhisperForConditionalGeneration": "automatic-speech-recognition",
-    "T5ForConditionalGeneration": "text-generation",
-    "BartForConditionalGeneration": "text-generation",
-    "ForConditionalGeneration": "image-text-to-text",
+    "ForConditionalGeneration": "text-generation",
 }
+SEEING = ("VL", "Llava", "Gemma3", "Idefics", "PaliGemma", "Mllama", "Blip", "Vision", "InternVL", "Pixtral")
+"""Parts of the names of classes that read images and generate text."""
 CITATION = """@misc{coram,
   title = {CORAM: Coherent Orthogonal Rotation for Model Merging}
 }"""
@@ -71,9 +72,23 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
 def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
     """Write report, figure and card beside the weights of a merge, whose hashes go into the report."""
     complete = replace(report, files=file_hashes(folder))
+    path = folder / "README.md"
+    edited = edited_card(path, folder)
     complete.save(folder)
     draw_updates(complete, folder)
-    (folder / "README.md").write_text(render_card(complete, card_data).content, encoding="utf-8")
+    text = renewed_card(edited, complete) if edited else render_card(complete, card_data).content
+    path.write_text(text, encoding="utf-8", errors="replace")
+
+
+def edited_card(path: Path, folder: Path) -> str:
+    """The text of a card of ours that somebody has changed since it was made from the report beside it."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if BEGIN not in text:
+        return ""
+    try:
+        return "" if text == render_card(MergeReport.load(folder)).content else text
+    except (MergeError, OSError):
+        return text
 
 
 def renewed_card(text: str, report: MergeReport) -> str:
@@ -125,6 +140,8 @@ def _metadata(report: MergeReport, given: ModelCardData | None) -> ModelCardData
 
 def pipeline_tag(model_class: str) -> str:
     """What a model of this class is for, in the words of the Hub."""
+    if model_class.endswith("ForConditionalGeneration") and any(word in model_class for word in SEEING):
+        return "image-text-to-text"
     matching = [ending for ending in PIPELINES if model_class.endswith(ending)]
     return PIPELINES[max(matching, key=len)] if matching else "feature-extraction"
 
@@ -161,9 +178,9 @@ def _section(report: MergeReport) -> str:
 
 def _intro(report: MergeReport) -> str:
     how = "CORAM" if report.method == "coram" else f"the baseline {inline(report.method)}"
+    count = f"{report.n_experts} experts" if report.n_experts > 1 else "One expert"
     return (
-        f"{report.n_experts} experts of one base, merged with {how} by "
-        "coram_hf, without evaluation data and without training."
+        f"{count} of one base, merged with {how} by coram_hf, without evaluation data and without training."
     )
 
 
@@ -203,7 +220,8 @@ def _source(found: Mapping[str, Any]) -> str:
 def is_hub_source(found: Mapping[str, Any]) -> bool:
     """Whether a source is a repository on the Hub, or a folder in one."""
     repository = str(found.get("source") or "").partition(":")[0]
-    return found.get("commit") is not None and HUB_ID.fullmatch(repository) is not None
+    known = found.get("hub") or found.get("commit") is not None
+    return bool(known) and HUB_ID.fullmatch(repository) is not None
 
 
 def _hub_ids(report: MergeReport) -> list[str]:
@@ -239,8 +257,10 @@ def _license_list(report: MergeReport) -> str:
 
 def _warnings(report: MergeReport) -> list[str]:
     licenses = sorted(_licenses(report))
+    unknown = [name or "base" for name, found in report.sources.items() if not found.get("license")]
+    some = f"the licenses of {', '.join(unknown)} are not known" if licenses and unknown else ""
     mixed = f"the parents have different licenses ({', '.join(licenses)}); check that a merge may be shared"
-    return [*report.warnings, *([mixed] if len(licenses) > 1 else [])]
+    return [*report.warnings, *([mixed] if len(licenses) > 1 else []), *([some] if some else [])]
 
 
 def _together(report: MergeReport, key: str) -> list[str] | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from coram_hf.errors import MergeError
-from coram_hf.hub.card import render_card, renewed_card
+from coram_hf.hub.card import edited_card, render_card, renewed_card
 from coram_hf.report import MergeReport
 from coram_hf.report.merge_report import REPORT_NAME, file_hashes
 
@@ -33,12 +34,13 @@ def push_folder(
     commit_message: str | None = None,
     create_pr: bool = False,
     token: str | None = None,
+    fresh: bool = False,
 ) -> str:
     """Upload a merged folder in one commit, and return the address of the commit or pull request.
 
     The folder must be whole: the hashes in its report are checked first. A card that was edited, here or on
-    the Hub, keeps everything but our marked section. Files that an interrupted push has left on the Hub are
-    not sent again.
+    the Hub, keeps everything but our marked section; a `fresh` one was only just made, and only the Hub's
+    counts. Files that an interrupted push has left on the Hub are not sent again.
     """
     folder = Path(folder)
     report = check_whole(folder)
@@ -47,17 +49,22 @@ def push_folder(
         repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not create_pr:
             api.create_branch(repository, branch=revision, exist_ok=True)
-        _renew_card(api, folder, repository, revision, report)
+        _renew_card(api, folder, repository, revision, report, fresh)
         commit = api.upload_folder(
             repo_id=repository,
             folder_path=folder,
             revision=revision,
             commit_message=commit_message or f"Merge of {report.n_experts} experts with {report.line}",
             create_pr=create_pr,
-            delete_patterns=STALE,
+            delete_patterns=_stale(api, repository, revision, folder),
+            ignore_patterns=[".*"],
         )
     except HfHubHTTPError as error:
         raise MergeError(_explain(f"cannot push to {repo_id!r}", error, token)) from None
+    except HFValidationError as error:
+        raise MergeError(f"cannot push to {repo_id!r}: {_hidden(str(error), token)}") from None
+    except MergeError:
+        raise
     except Exception as error:  # connections fail in many ways; a second push goes on where this one was
         why = _hidden(f"{type(error).__name__}: {error}", token)
         raise MergeError(f"cannot push to {repo_id!r}: {why}; push again to go on") from None
@@ -71,6 +78,8 @@ def check_whole(folder: Path) -> MergeReport:
     report = MergeReport.load(folder)
     if not report.files:
         raise MergeError(f"{folder / REPORT_NAME} has no hashes of the weights")
+    if not (folder / "config.json").is_file():
+        raise MergeError(f"{folder} lacks config.json: it is not whole")
     found = file_hashes(folder)
     for name, expected in report.files.items():
         if name not in found:
@@ -100,28 +109,42 @@ def load_report(source: str | Path, *, revision: str | None = None, token: str |
     return MergeReport.load(Path(path).parent)
 
 
-def _renew_card(api: HfApi, folder: Path, repository: str, revision: str | None, report: MergeReport) -> None:
-    """Keep what people have written into the card on the Hub, or else into the one in the folder."""
+def _stale(api: HfApi, repository: str, revision: str | None, folder: Path) -> list[str]:
+    """Weights of an earlier push at the top of the repository, which would lie beside those of this one."""
+    try:
+        names = api.list_repo_files(repository, revision=revision)
+    except HfHubHTTPError:
+        return []
+    old = [name for name in names if any(fnmatch(name, pattern) for pattern in STALE)]
+    return [name for name in old if "/" not in name and not (folder / name).is_file()]
+
+
+def _renew_card(
+    api: HfApi, folder: Path, repository: str, revision: str | None, report: MergeReport, fresh: bool
+) -> None:
+    """Keep what people have written into the card in the folder, or else into the one on the Hub."""
     path = folder / CARD
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if not text or text == render_card(report).content:
-        text = _remote_edited(api, repository, revision)
-    path.write_text(renewed_card(text, report) if text else render_card(report).content, encoding="utf-8")
+    text = "" if fresh else edited_card(path, folder)
+    text = text or _remote_edited(api, repository, revision)
+    if text:
+        path.write_text(renewed_card(text, report), encoding="utf-8", errors="replace")
+    elif not path.is_file():
+        path.write_text(render_card(report).content, encoding="utf-8", errors="replace")
 
 
 def _remote_edited(api: HfApi, repository: str, revision: str | None) -> str:
     """The card on the Hub, if there is one that is not just as we made it."""
-    try:
-        text = Path(api.hf_hub_download(repository, CARD, revision=revision)).read_text(encoding="utf-8")
-    except (HfHubHTTPError, OSError):
+    found = {}
+    for name in (CARD, REPORT_NAME):
+        try:
+            found[name] = Path(api.hf_hub_download(repository, name, revision=revision))
+        except EntryNotFoundError:
+            continue
+    if CARD not in found:
         return ""
-    try:
-        report = MergeReport.load(
-            Path(api.hf_hub_download(repository, REPORT_NAME, revision=revision)).parent
-        )
-    except (HfHubHTTPError, OSError, ValueError, KeyError, TypeError):
-        return text
-    return "" if text == render_card(report).content else text
+    if REPORT_NAME in found:
+        return edited_card(found[CARD], found[REPORT_NAME].parent)
+    return found[CARD].read_text(encoding="utf-8")
 
 
 def _explain(what: str, error: HfHubHTTPError, token: str | None) -> str:

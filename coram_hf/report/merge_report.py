@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+from coram_hf.errors import MergeError
+
 NOTABLE_ROUNDING = 0.25
 """Share of the update's norm above which a loss by rounding is worth a warning."""
 
@@ -56,7 +58,7 @@ class MergeReport:
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by group of modules.
     worst_condition: the largest condition number of a slice of the base that has a frame.
-    model_class: of the result; dtype: as it was asked for; files: size and sha256 of the weight files.
+    model_class: of the result; dtype, options: as asked for; files: size and sha256 of the weight files.
     """
 
     method: str
@@ -84,6 +86,7 @@ class MergeReport:
     versions: dict[str, str]
     model_class: str = ""
     dtype: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     retention: dict[str, float] = field(default_factory=dict)
     worst_condition: float | None = None
@@ -109,11 +112,14 @@ class MergeReport:
     def load(cls, folder: str | Path) -> MergeReport:
         """Read coram_report.json from a folder."""
         path = Path(folder) / REPORT_NAME
-        values = json.loads(path.read_text(encoding="utf-8"))
-        known = {f.name for f in fields(cls)}
-        read: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in values.items() if k in known}
-        read["warnings"] = tuple(read["warnings"])
-        return cls(**read)
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            known = {f.name for f in fields(cls)}
+            read: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in values.items() if k in known}
+            read["warnings"] = tuple(read["warnings"])
+            return cls(**read)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MergeError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def save(self, folder: str | Path) -> Path:
         """Write coram_report.json into a folder."""

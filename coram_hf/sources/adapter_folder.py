@@ -147,7 +147,8 @@ def _other_base(base: LoadedModel, who: str, adapter: PeftModel) -> list[str]:
     ours = base.location
     if not trained_on or not ours or Path(trained_on).name == Path(ours).name:
         return []
-    return [f"{who} is an adapter of {trained_on!r}, but the base is {ours!r}"]
+    names = [Path(name).name if name.startswith(("/", "~", ".")) else name for name in (trained_on, ours)]
+    return [f"{who} is an adapter of {names[0]!r}, but the base is {names[1]!r}"]
 
 
 def _why(error: Exception) -> str:

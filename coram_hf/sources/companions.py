@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.sources.loaded import LoadedModel
@@ -76,5 +76,13 @@ def find_tokenizer(weights: LoadedModel, trust_remote_code: bool) -> PreTrainedT
 
 
 def _hub_commit(model: PreTrainedModel) -> str | None:
-    """The commit of a model that was loaded from the Hub; transformers remembers it."""
-    return getattr(model.config, "_commit_hash", None)
+    """The commit of a model that was loaded from the Hub: as transformers remembers it, or from the cache."""
+    known: str | None = getattr(model.config, "_commit_hash", None)
+    origin = model.name_or_path or ""
+    if known is not None or origin.count("/") != 1 or Path(origin).is_dir():
+        return known
+    try:
+        cached = try_to_load_from_cache(origin, "config.json")
+    except ValueError:
+        return None
+    return Path(cached).parent.name if isinstance(cached, str) else None

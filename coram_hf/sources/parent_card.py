@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,21 @@ from huggingface_hub.repocard import metadata_load
 from coram_hf.sources.files import fingerprint
 from coram_hf.sources.loaded import LoadedModel
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FIELDS = ("license", "language", "datasets")
 
 
 def provenance(weights: LoadedModel) -> dict[str, Any]:
-    """Where weights come from: source, commit, a hash of what was read, and the card's license and data."""
+    """Where weights come from: source, commit, a hash of what was read, and the card's license and data.
+
+    Of a folder only the name is told: where it lies is nobody's business.
+    """
     folder = weights.folder or Path(weights.model.name_or_path or "/nowhere")
+    location = weights.location or ""
+    on_hub = weights.commit is not None or (bool(HUB_ID.fullmatch(location)) and not Path(location).is_dir())
     return {
-        "source": weights.location,
+        "source": location if on_hub else Path(location).name or None,
+        "hub": on_hub,
         "commit": weights.commit,
         "files": _files_hash(weights.files),
         **_card(folder),
@@ -44,7 +52,12 @@ def _card(folder: Path) -> dict[str, Any]:
         data = metadata_load(path) or {}
     except Exception:  # other people's YAML
         return {}
-    return {key: [str(v) for v in _list(data[key])] for key in FIELDS if data.get(key)}
+    return {key: found for key in FIELDS if (found := [v for v in _list(data.get(key)) if _is_plain(v)])}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value of somebody's card is a short text, and no path on their machine."""
+    return isinstance(value, str) and 0 < len(value) <= 200 and not value.startswith(("/", "~", ".", "\\"))
 
 
 def _list(value: Any) -> list[Any]:
