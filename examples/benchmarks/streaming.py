@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,7 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="coram-bench-", dir=options.folder))
         try:
             sources = [str(path) for path in make(folder, size, options.experts)]
+            os.sync()  # what is still on its way to the disk would be written beside the merge
             alone = in_process("kernel", *sources)
             whole = in_process("merge", *sources, str(folder / "out"))
         finally:
