@@ -17,7 +17,7 @@ from coram_hf.config import check_names
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
 from coram_hf.folder_merge import FolderMerge, shard_size
-from coram_hf.hub import publish_report, push_folder
+from coram_hf.hub import push_folder, write_card
 from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
 
@@ -90,8 +90,8 @@ class Merger(ABC):
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "merged"
             report = self.merge_to(folder)
-            (folder / "README.md").unlink()
-            publish_report(report, folder, card_data)
+            if card_data is not None:
+                write_card(report, folder, card_data)
             return push_folder(folder, repo_id, fresh=True, **options)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:

@@ -85,7 +85,7 @@ class BaselineMerger(Merger):
         return record, update
 
     def _merges(self, name: str) -> bool:
-        return name in self._engine.targets or name in set(self._engine.outside)
+        return name in self._engine.targets or name in self._engine.outside
 
     def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
         record, _ = self._merged(name, out)

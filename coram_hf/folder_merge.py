@@ -18,10 +18,10 @@ from coram_hf.engine import Engine
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
 from coram_hf.report import MergeReport
-from coram_hf.sinks.folder import FolderSink, Layout, units, write_index
+from coram_hf.sinks.folder import FolderSink, Layout, Unit, units, write_index
 from coram_hf.sinks.workspace import Workspace, check_target
 from coram_hf.sources.files import fingerprint
-from coram_hf.streaming import Done, Stream, Unit, split
+from coram_hf.streaming import Done, Stream, split
 from coram_hf.survey import Survey, check_finite, measure
 
 SAMPLE = 8
@@ -43,17 +43,15 @@ class FolderMerge:
         self._engine = engine
         self._target = Path(os.path.abspath(target.expanduser()))
         self._overwrite = self._opened = False
-        self._tensors = engine.models
         skeleton = engine.skeleton()
         self.dtype = skeleton.dtype
         self._first = engine.models.base.tied
-        self._units = units(skeleton)
         self._state_dict = skeleton.state_dict()
         readers = 1 + len(engine.models.experts)
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in self._state_dict.items()}
         self._costs = {name: size * readers for name, size in sizes.items()}
         count = engine.processes.count
-        shares = split(self._units, self._costs, count)
+        shares = split(units(skeleton), self._costs, count)
         origin = engine.origin()
         self._layout = Layout(skeleton, shares, max_shard_size, original_format=origin.original_format)
         self._share = shares[engine.processes.rank]

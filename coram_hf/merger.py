@@ -113,7 +113,7 @@ class CoramMerger(Merger):
 
     def _merges(self, name: str) -> bool:
         return name in self._engine.targets or (
-            self.config.residual is not None and name in set(self._engine.outside)
+            self.config.residual is not None and name in self._engine.outside
         )
 
     def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:

@@ -51,14 +51,12 @@ def compute_device(device: str | torch.device | None, local_rank: int = 0) -> to
     """The device of the geometry: as given, "auto" for an accelerator if there is one, None as the base."""
     if device is None or isinstance(device, torch.device):
         return device
-    if not isinstance(device, str):
-        raise ValueError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto")
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     name = device if device != "auto" else found.type if found is not None else "cpu"
     try:
         chosen = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto") from None
+    except (RuntimeError, TypeError):
+        chosen = torch.device("meta")
     if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
         raise ValueError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto")
     if chosen.type != "cpu" and (found is None or found.type != chosen.type):

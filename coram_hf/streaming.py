@@ -14,7 +14,7 @@ from torch import Tensor
 from coram_hf.processes import Processes, shares
 from coram_hf.progress import Progress
 from coram_hf.record import Record
-from coram_hf.sinks.folder import FolderSink
+from coram_hf.sinks.folder import FolderSink, Unit
 from coram_hf.sinks.workspace import Workspace
 
 AHEAD = 2
@@ -22,8 +22,6 @@ AHEAD = 2
 
 SYNC_BYTES, SYNC_SECONDS = 512 * 2**20, 5.0
 """How much is written, or how long it takes, between two entries in the journal."""
-
-Unit = tuple[str, ...]
 
 
 class Done(NamedTuple):

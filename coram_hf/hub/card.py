@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from coram_hf.hub.text import fenced, inline, number, table
 from coram_hf.report import MergeReport
 from coram_hf.report.figures import FIGURE, draw_updates
 from coram_hf.report.merge_report import file_hashes
+from coram_hf.sources.parent_card import HUB_ID
 
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
 TEMPLATES = Path(__file__).parent
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CHOICE = {
     "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
     "kappa": "lambda = kappa * scale, with a given kappa",
@@ -76,8 +75,16 @@ def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData |
     edited = edited_card(path, folder)
     complete.save(folder)
     draw_updates(complete, folder)
-    text = renewed_card(edited, complete) if edited else render_card(complete, card_data).content
-    path.write_text(text, encoding="utf-8", errors="replace")
+    if edited:
+        path.write_text(renewed_card(edited, complete), encoding="utf-8", errors="replace")
+    else:
+        write_card(complete, folder, card_data)
+
+
+def write_card(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
+    """Write the whole card of a merge into its folder."""
+    text = render_card(report, card_data).content
+    (folder / "README.md").write_text(text, encoding="utf-8", errors="replace")
 
 
 def edited_card(path: Path, folder: Path) -> str:

@@ -10,7 +10,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from coram_hf.errors import MergeError
-from coram_hf.hub.card import edited_card, render_card, renewed_card
+from coram_hf.hub.card import edited_card, renewed_card, write_card
 from coram_hf.report import MergeReport
 from coram_hf.report.merge_report import REPORT_NAME, file_hashes
 
@@ -129,7 +129,7 @@ def _renew_card(
     if text:
         path.write_text(renewed_card(text, report), encoding="utf-8", errors="replace")
     elif not path.is_file():
-        path.write_text(render_card(report).content, encoding="utf-8", errors="replace")
+        write_card(report, folder)
 
 
 def _remote_edited(api: HfApi, repository: str, revision: str | None) -> str:

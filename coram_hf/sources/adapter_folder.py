@@ -18,8 +18,9 @@ from peft.utils import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.errors import MergeError
+from coram_hf.errors import MergeError, reason
 from coram_hf.sources.adapters import open_adapters, put, require_mergeable, shadow
+from coram_hf.sources.files import pickle_refused
 from coram_hf.sources.loaded import LoadedModel
 from coram_hf.sources.oft import KEY_PREFIX, is_legacy, open_legacy
 
@@ -50,14 +51,11 @@ def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
         raise MergeError(f"{who}: {folder} has an {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
-        raise MergeError(
-            f"{who}: {folder} holds pickled weights ({WEIGHTS_NAME}), which can run code when loaded; "
-            "convert them to safetensors, or pass allow_pickle=True (--allow-pickle) to load tensors only"
-        )
+        raise pickle_refused(f"{who}: {folder}", WEIGHTS_NAME)
     try:
         state = load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # safetensors and pickles fail in many ways
-        raise MergeError(f"{who}: the weights in {folder} cannot be read ({_why(error)})") from error
+        raise MergeError(f"{who}: the weights in {folder} cannot be read ({reason(error)})") from error
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise MergeError(f"{who}: the weights in {folder} are not a dictionary of tensors")
     if not state:
@@ -81,7 +79,7 @@ def _load(base: LoadedModel, folder: Path, state: dict[str, Tensor], who: str) -
     except MergeError:
         raise
     except Exception as error:  # whatever a damaged or a foreign file makes PEFT do
-        raise MergeError(f"{who}: {folder / CONFIG_NAME} is no config of PEFT ({_why(error)})") from error
+        raise MergeError(f"{who}: {folder / CONFIG_NAME} is no config of PEFT ({reason(error)})") from error
     skeleton = shadow(base.model)
     for name in base.overrides:
         like = base.original(name)
@@ -102,7 +100,7 @@ def _load(base: LoadedModel, folder: Path, state: dict[str, Tensor], who: str) -
         trained_on = config.base_model_name_or_path
         hint = f"; was it trained on {trained_on!r}?" if trained_on else ""
         raise MergeError(
-            f"{who}: the adapter in {folder} does not fit the base ({_why(error)}){hint}"
+            f"{who}: the adapter in {folder} does not fit the base ({reason(error)}){hint}"
         ) from error
     _check_keys(who, folder, config, loaded)
     return model
@@ -149,7 +147,3 @@ def _other_base(base: LoadedModel, who: str, adapter: PeftModel) -> list[str]:
         return []
     names = [Path(name).name if name.startswith(("/", "~", ".")) else name for name in (trained_on, ours)]
     return [f"{who} is an adapter of {names[0]!r}, but the base is {names[1]!r}"]
-
-
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -20,7 +20,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from coram_hf.errors import MergeError
+from coram_hf.errors import MergeError, reason
 from coram_hf.sources.loaded import LoadedModel, Make
 from coram_hf.sources.offloaded import is_offloaded
 from coram_hf.sources.oft import (
@@ -205,10 +205,8 @@ def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tenso
     try:
         next(iter(overrides.values()))()
     except Exception as error:
-        why = " ".join(str(error).split())[:300]
         raise MergeError(
-            f"{who} is a {_method(config)} adapter that PEFT cannot merge into weights "
-            f"({type(error).__name__}: {why})"
+            f"{who} is a {_method(config)} adapter that PEFT cannot merge into weights ({reason(error)})"
         ) from error
 
 

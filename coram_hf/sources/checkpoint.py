@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
-from coram_hf.errors import MergeError
+from coram_hf.errors import MergeError, reason
 from coram_hf.sources.files import read_json, read_tensors, weight_files
 from coram_hf.sources.loaded import LoadedModel
 from coram_hf.sources.quantized import dequantized, scheme
@@ -84,7 +84,7 @@ def read_config(who: str, folder: Path, trust_remote_code: bool) -> PreTrainedCo
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged config fails in many ways
-        raise MergeError(f"{who}: {path} is not the config of a known model ({_why(error)})") from error
+        raise MergeError(f"{who}: {path} is not the config of a known model ({reason(error)})") from error
 
 
 def model_class(
@@ -120,7 +120,7 @@ def _loaded_quantized(
     except Exception as error:  # each backend has its own way to be absent
         name = scheme(getattr(config, "quantization_config", None))
         raise MergeError(
-            f"{who} is quantised ({name}) and cannot be loaded here ({_why(error)}); "
+            f"{who} is quantised ({name}) and cannot be loaded here ({reason(error)}); "
             "merge the unquantised checkpoint"
         ) from error
     return dequantized(who, model)
@@ -136,17 +136,13 @@ def _skeleton(
             model.tie_weights()
     except Exception as error:  # values that a config should not have fail in many ways
         raise MergeError(
-            f"{who}: {folder / 'config.json'} makes no {cls.__name__} ({_why(error)})"
+            f"{who}: {folder / 'config.json'} makes no {cls.__name__} ({reason(error)})"
         ) from error
     model.name_or_path = str(folder)
     if model.can_generate() and (folder / "generation_config.json").is_file():
         read_json(folder / "generation_config.json")
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
-
-
-def _why(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[dict[str, Stored], list[str]]:

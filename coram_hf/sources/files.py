@@ -27,13 +27,18 @@ def weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
     for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
         found = [folder / single] if _exists(folder / single) else _indexed(folder / index)
         if found and single == WEIGHTS_NAME and not allow_pickle:
-            raise MergeError(
-                f"{folder} holds pickled weights ({found[0].name}), which can run code when they are loaded; "
-                "convert them to safetensors, or pass allow_pickle=True (--allow-pickle) to load tensors only"
-            )
+            raise pickle_refused(folder, found[0].name)
         if found:
             return found
     raise MergeError(f"{folder} holds no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+
+
+def pickle_refused(where: object, name: str) -> MergeError:
+    """The error for pickled weights that are not allowed."""
+    return MergeError(
+        f"{where} holds pickled weights ({name}), which can run code when they are loaded; "
+        "convert them to safetensors, or pass allow_pickle=True (--allow-pickle) to load tensors only"
+    )
 
 
 def read_tensors(folder: Path, files: list[Path]) -> dict[str, Tensor]:
