@@ -165,7 +165,7 @@ def test_a_folder_inside_a_repository(tmp_path, monkeypatch):
 
 
 def test_every_field_of_the_config_is_an_option(suite):
-    from coram_hf.cli import METHOD
+    from coram_hf.cli.shared import METHOD
     from coram_hf.recipe import CONFIG_FIELDS
 
     assert set(CONFIG_FIELDS) <= set(METHOD)

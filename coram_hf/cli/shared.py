@@ -1,10 +1,8 @@
-"""The command line: `coram-hf inspect`, `coram-hf merge` and `coram-hf push`."""
+"""What the commands share: the options that describe a merge, and the recipe they amount to."""
 
 from __future__ import annotations
 
 import inspect as introspection
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -12,12 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from coram_hf.base_merger import Merger
     from coram_hf.recipe import Recipe
-
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
 
 SOURCE = "path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
 SOURCES = {
@@ -85,76 +78,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-@app.command()
-@with_shared_options
-def inspect(given: dict[str, Any]) -> None:
-    """Say what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
-    print(_merger(given).inspect())
-
-
-Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]
-Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
-DryRun = Annotated[bool, typer.Option(help="Print the plan, and the memory and disk it takes, and stop.")]
-
-
-@app.command()
-@with_shared_options
-def merge(
-    given: dict[str, Any],
-    output: Output,
-    max_shard_size: Shards = "50GB",
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Merge checkpoints and adapters into one model; the folder appears when it is whole.
-
-    A merge that was stopped goes on where it was when the same command is run again.
-    """
-    merger = _merger(given)
-    if dry_run:
-        disk, memory = merger.requirements(max_shard_size)
-        print(merger.inspect())
-        print(f"  disk: {disk / 2**30:.2f} GB for {output}")
-        print(f"  memory: about {memory / 2**30:.2f} GB")
-        return
-    try:
-        report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    if int(os.environ.get("RANK", "0")) == 0:
-        kappa = "" if report.kappa is None else f", kappa {report.kappa}, lambda {report.lam:.4g}"
-        print(f"{report.line}: D {report.dispersion:.3g}{kappa}")
-        print(f"merged {report.n_experts} experts into {output}")
-
-
-@app.command()
-def push(
-    folder: Annotated[Path, typer.Argument(help="A folder that was merged before.")],
-    repo: Annotated[str, typer.Argument(help="Where to: org/name.")],
-    private: Annotated[bool | None, typer.Option(help="Whether a new repository is private.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch to push to.")] = None,
-    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
-    create_pr: Annotated[bool, typer.Option(help="Open a pull request.")] = False,
-) -> None:
-    """Push a merged folder to the Hub in one commit, once it is seen to be whole.
-
-    The token is that of `hf auth login`, or HF_TOKEN. A push that was interrupted does not send again what
-    has arrived.
-    """
-    from coram_hf.hub import push_folder
-
-    address = push_folder(
-        folder, repo, private=private, revision=revision, commit_message=message, create_pr=create_pr
-    )
-    print(f"pushed {folder} to {address}")
-
-
-def _merger(given: dict[str, Any]) -> Merger:
-    return _recipe(given).merger()
-
-
-def _recipe(given: dict[str, Any]) -> Recipe:
+def read_given(given: dict[str, Any]) -> Recipe:
     """The recipe of a file, with what the command line says in place of it."""
     from coram_hf.recipe import Recipe, read_recipe
 
@@ -196,12 +120,3 @@ def _number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{option}: {text!r} is not a number") from None
-
-
-def main() -> None:
-    """Run the command line: exit 0 on success, 2 on bad input with one clear line on stderr."""
-    try:
-        app()
-    except (ValueError, OSError) as error:
-        print(f"coram-hf: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)

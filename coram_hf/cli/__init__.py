@@ -1,0 +1,25 @@
+"""The command line. A command imports what it needs when it runs, so that `--help` comes at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from coram_hf.cli.merge import inspect, merge
+from coram_hf.cli.push import push
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+for command in (inspect, merge, push):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line: exit 0 on success, 2 on bad input with one clear line on stderr."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        print(f"coram-hf: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,52 @@
+"""`coram-hf inspect` and `coram-hf merge`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coram_hf.cli.shared import read_given, with_shared_options
+
+
+@with_shared_options
+def inspect(given: dict[str, Any]) -> None:
+    """Say what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
+    print(read_given(given).merger().inspect())
+
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]
+Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
+DryRun = Annotated[bool, typer.Option(help="Print the plan, and the memory and disk it takes, and stop.")]
+
+
+@with_shared_options
+def merge(
+    given: dict[str, Any],
+    output: Output,
+    max_shard_size: Shards = "50GB",
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Merge checkpoints and adapters into one model; the folder appears when it is whole.
+
+    A merge that was stopped goes on where it was when the same command is run again.
+    """
+    merger = read_given(given).merger()
+    if dry_run:
+        disk, memory = merger.requirements(max_shard_size)
+        print(merger.inspect())
+        print(f"  disk: {disk / 2**30:.2f} GB for {output}")
+        print(f"  memory: about {memory / 2**30:.2f} GB")
+        return
+    try:
+        report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if int(os.environ.get("RANK", "0")) == 0:
+        kappa = "" if report.kappa is None else f", kappa {report.kappa}, lambda {report.lam:.4g}"
+        print(f"{report.line}: D {report.dispersion:.3g}{kappa}")
+        print(f"merged {report.n_experts} experts into {output}")
