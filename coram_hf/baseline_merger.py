@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -55,6 +54,7 @@ class BaselineMerger(Merger):
         self._engine = Engine(
             base, experts, self.config, method, cast(MergeOptions, options), need_targets=False
         )
+        self._cuts: tuple[float, ...] | None = None
         self._weights = method_weights(self.config.weights, len(self._engine.weights), self.parameters)
 
     def inspect(self) -> MergePlan:
@@ -66,19 +66,24 @@ class BaselineMerger(Merger):
         """Merge tensor by tensor; targets are merged as matrices, whatever their layout."""
         engine, plan = self._engine, self.inspect()
         engine.announce(plan)
+        self._cuts = self._global_cuts()
         sink = engine.new_sink()
-        records, updates = {}, {}
-        for name in engine.track((*plan.targets, *plan.residual), "tensors"):
-            records[name], update = self._merged(name, sink.tensor(name))
+        updates = {}
+
+        def merge_one(name: str) -> Record:
+            record, update = self._merged(name, sink.tensor(name))
             if self.keep_update:
                 updates[name] = update
+            return record
+
+        records = engine.each((*plan.targets, *plan.residual), merge_one, "tensors")
         report = self._report(plan, records, sink.model.dtype, None)
         kept = updates if self.keep_update else None
         return MergeResult(sink.model, report, engine.origin(), kept, engine.retained(records))
 
     def _merged(self, name: str, out: Tensor) -> tuple[Record, Tensor]:
         engine, record = self._engine, Record()
-        update = engine.new_update(name, partial(self._merge_tensor, self._global_cuts))
+        update = engine.new_update(name, self._merge_tensor)
         write(out, engine.models.base_tensor(name), update, 1.0, record)
         if name in engine.targets or not engine.targets:
             record.slices.squared_norm = squared_norm(update)
@@ -95,6 +100,7 @@ class BaselineMerger(Merger):
     def _coefficient(self, job: FolderMerge) -> float | None:
         if self.config.balance is not None:
             job.survey(sampled=False)
+        self._cuts = self._global_cuts()
         return None
 
     def _confirm(self, lam: float | None) -> float | None:
@@ -118,13 +124,10 @@ class BaselineMerger(Merger):
         values = self.config.to_dict()
         return {key: values[key] for key in ("weights", "balance", "target_modules")}
 
-    def _merge_tensor(
-        self, cuts: tuple[float, ...] | None, name: str, base: Tensor, experts: list[Tensor], out: Tensor
-    ) -> None:
-        updates = Updates(base, experts, self._weights, self._engine.factors, name, cuts)
+    def _merge_tensor(self, name: str, base: Tensor, experts: list[Tensor], out: Tensor) -> None:
+        updates = Updates(base, experts, self._weights, self._engine.factors, name, self._cuts)
         out.copy_(self.method(updates, self.parameters))
 
-    @cached_property
     def _global_cuts(self) -> tuple[float, ...] | None:
         """Magnitude cuts over all tensors of each expert, where the method trims globally."""
         if self.parameters.get("trim") != "global":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +26,13 @@ from coram_hf.sinks.assembly import rounding_loss
 from coram_hf.sinks.memory import with_format
 from coram_hf.sources import Expert, Experts, open_models
 from coram_hf.sources.parent_card import provenance
-from coram_hf.survey import Survey, take_survey
+from coram_hf.survey import Survey, measure
 from coram_hf.targets import find_targets
+from coram_hf.threads import in_threads, thread_count
 
 logger = logging.getLogger("coram_hf")
+
+Result = TypeVar("Result")
 
 MergeOne = Callable[[str, Tensor, list[Tensor], Tensor], None]
 """Merge one matrix or tensor: (name, base, experts, where the update goes)."""
@@ -62,6 +65,7 @@ class Engine:
         self.processes = Processes.find()
         self.device = compute_device(options.get("device"), self.processes.local_rank)
         check_precision(self.device, config)
+        self.threads = thread_count(self.device)
         self.trust_remote_code = options.get("trust_remote_code", False)
         self.models = open_models(
             base,
@@ -84,7 +88,9 @@ class Engine:
 
     @cached_property
     def survey(self) -> Survey:
-        return take_survey(self.models, self.targets, self.outside)
+        names = (*self.targets, *self.outside)
+        records = dict(in_threads(partial(measure, self.models), names, self.threads))
+        return Survey.of(records, self.targets, self.outside, list(self.models.experts))
 
     @cached_property
     def amplitude(self) -> Amplitude:
@@ -102,9 +108,15 @@ class Engine:
             return (1.0,) * len(self.models.experts)
         return tuple(self.amplitude.factors.values())
 
-    def track(self, names: Iterable[str], what: str) -> Iterable[str]:
-        """The names, behind a progress bar."""
-        return tqdm(list(names), desc=f"{self.label}: {what}", disable=not self.progress)
+    def each(self, names: Sequence[str], work: Callable[[str], Result], what: str) -> dict[str, Result]:
+        """work(name) by name, several at a time, behind a progress bar."""
+        progress = tqdm(total=len(names), desc=f"{self.label}: {what}", disable=not self.progress)
+        found = {}
+        with progress:
+            for name, result in in_threads(work, names, self.threads):
+                found[name] = result
+                progress.update()
+        return {name: found[name] for name in names}
 
     def assume(self, norms: UpdateNorms) -> None:
         """Take these norms for those of the survey until `conclude`."""

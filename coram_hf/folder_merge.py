@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from coram_hf.engine import Engine
+from coram_hf.geometry.scratch import Lent
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
 from coram_hf.report import MergeReport
@@ -55,10 +55,11 @@ class FolderMerge:
         origin = engine.origin()
         self._layout = Layout(skeleton, shares, max_shard_size, original_format=origin.original_format)
         self._share = shares[engine.processes.rank]
+        self._lent = Lent()
         self._state = _state(engine, settings | {"processes": count, "max_shard_size": max_shard_size})
         self._workspace = Workspace(self._target, engine.processes.rank)
         self._stream = Stream(
-            self._workspace, engine.processes, self._prefetch, engine.label, engine.progress
+            self._workspace, engine.processes, self._prefetch, engine.threads, engine.label, engine.progress
         )
 
     def open(self, overwrite: bool) -> MergeReport | None:
@@ -172,11 +173,12 @@ class FolderMerge:
 
     def _merge_unit(self, lam: float | None, merges: Merges, merge: Merge, unit: Unit) -> Done:
         models = self._engine.models
-        records, tensors = [], {}
+        records, tensors, borrowed = [], {}, []
         for name in unit:
             parameter, like = self._first.get(name, name), self._state_dict[name]
             if merges(parameter):
-                tensors[name] = torch.empty(like.shape, dtype=like.dtype)
+                tensors[name], memory = self._lent.empty_like(like)
+                borrowed.append(memory)
                 record = merge(parameter, tensors[name], lam)
             else:
                 tensors[name] = models.base_tensor(parameter).to(like.dtype)
@@ -184,7 +186,7 @@ class FolderMerge:
             if record.updates:
                 check_finite(parameter, record, list(models.experts))
             records.append(record)
-        return Done(records, tensors)
+        return Done(records, tensors, lambda: self._lent.take_back(*borrowed))
 
     def _prefetch(self, name: str) -> None:
         for _, weights in self._engine.models.named():

@@ -85,27 +85,28 @@ class CoramMerger(Merger):
         require_coefficient(engine.amplitude, self.config)
         engine.announce(plan)
 
-        sink = engine.new_sink()
+        sink, lam = engine.new_sink(), plan.lam
         updates: dict[str, Tensor] = {}
-        records: dict[str, Record] = {}
-        lam = plan.lam
-        for name in engine.track(plan.targets, "targets"):
-            if lam is not None and not keep_update:
-                records[name] = self._merge_parameter(name, sink.tensor(name), lam)
-                continue
-            records[name] = Record()
-            updates[name] = engine.new_update(name, partial(self._merge_matrix, records[name].slices))
-            if lam is not None:
-                write(sink.tensor(name), engine.models.base_tensor(name), updates[name], lam, records[name])
 
+        def merge_target(name: str) -> Record:
+            if lam is not None and not keep_update:
+                return self._merge_parameter(name, sink.tensor(name), lam)
+            record = Record()
+            updates[name] = engine.new_update(name, partial(self._merge_matrix, record.slices))
+            return record
+
+        def write_target(name: str) -> None:
+            assert lam is not None
+            write(sink.tensor(name), engine.models.base_tensor(name), updates[name], lam, records[name])
+
+        records = engine.each(plan.targets, merge_target, "targets")
         if lam is None:
             square = total(records.values()).slices.squared_norm
             lam = _require_update(engine.amplitude.coefficient(self.config, engine.contraction(square)))
-            for name, update in updates.items():
-                write(sink.tensor(name), engine.models.base_tensor(name), update, lam, records[name])
-
-        for name in engine.track(plan.residual, "residual"):
-            records[name] = self._merge_parameter(name, sink.tensor(name), None)
+        engine.each(list(updates), write_target, "writing")
+        records |= engine.each(
+            plan.residual, lambda name: self._merge_parameter(name, sink.tensor(name), None), "residual"
+        )
         report = self._report(plan, records, sink.model.dtype, lam)
         return MergeResult(
             sink.model, report, engine.origin(), updates if keep_update else None, engine.retained(records)

@@ -46,14 +46,16 @@ def merge_oft(
 
     merged = open_adapters("the merged adapter", adapter)["default"]
     sink = engine.new_sink()
-    records: dict[str, Record] = {}
-    for name in engine.track(merged.overrides, "rotations"):
-        origin = engine.models.base[name]
+
+    def rotate(name: str) -> Record:
+        record, origin = Record(), engine.models.base[name]
         update = merged[name].to(torch.float64) - origin.to(torch.float64)
-        records[name] = Record()
-        write(sink.tensor(name), origin, update, 1.0, records[name])
+        write(sink.tensor(name), origin, update, 1.0, record)
         if name in engine.targets:
-            records[name].slices.squared_norm = squared_norm(update)
+            record.slices.squared_norm = squared_norm(update)
+        return record
+
+    records = engine.each(list(merged.overrides), rotate, "rotations")
     report = engine.report(
         plan,
         method="orthomerge",

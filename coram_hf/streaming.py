@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from coram_hf.progress import Progress
 from coram_hf.record import Record
 from coram_hf.sinks.folder import FolderSink, Unit
 from coram_hf.sinks.workspace import Workspace
+from coram_hf.threads import in_threads
 
 AHEAD = 2
 """Units that may be read ahead, and units that may wait to be written."""
@@ -25,10 +26,11 @@ SYNC_BYTES, SYNC_SECONDS = 512 * 2**20, 5.0
 
 
 class Done(NamedTuple):
-    """One finished unit: a record for every parameter, and the tensors to write, if any."""
+    """One finished unit: a record for every parameter, the tensors to write, and what to call after that."""
 
     records: list[Record]
     tensors: Mapping[str, Tensor]
+    written: Callable[[], None] = lambda: None
 
 
 class Stream:
@@ -39,12 +41,14 @@ class Stream:
         workspace: Workspace,
         processes: Processes,
         prefetch: Callable[[str], None],
+        threads: int,
         label: str,
         progress: bool,
     ) -> None:
         self._workspace = workspace
         self._processes = processes
         self._prefetch = prefetch
+        self._threads = threads
         self._label = label
         self._progress = progress and processes.first
 
@@ -59,14 +63,14 @@ class Stream:
         """Do the units of this process that no journal has, and return the records of all processes."""
         finished = self._workspace.entries()
         mine = [unit for unit in share if (phase, unit[0]) not in finished]
+        mine.sort(key=lambda unit: -sum(costs[name] for name in unit))
         ahead = _ReadAhead(mine, self._prefetch)
         writer = _Writer(self._workspace, phase, sink)
         total = sum(costs[name] for unit in mine for name in unit)
         try:
             with Progress(f"{self._label}: {phase.partition(' ')[0]}", total, self._progress) as progress:
-                for unit in mine:
-                    ahead.advance()
-                    writer.put(unit, work(unit))
+                for unit, done in in_threads(work, ahead.through(mine), self._threads):
+                    writer.put(unit, done)
                     progress.add(sum(costs[name] for name in unit))
         finally:
             ahead.stop()
@@ -105,9 +109,11 @@ class _ReadAhead:
                 with suppress(Exception):  # the merge itself meets the same error, and reports it
                     prefetch(name)
 
-    def advance(self) -> None:
-        """A unit is about to be merged: another may be read."""
-        self._room.release()
+    def through(self, units: Iterable[Unit]) -> Iterator[Unit]:
+        """The units; each that is taken to be merged makes room for another to be read."""
+        for unit in units:
+            self._room.release()
+            yield unit
 
     def stop(self) -> None:
         self._stopped = True
@@ -157,6 +163,7 @@ class _Writer:
     def _write(self, unit: Unit, done: Done) -> None:
         if self._sink is not None:
             self._unsynced += self._sink.write(done.tensors)
+        done.written()
         records = {name: record.to_dict() for name, record in zip(unit, done.records, strict=True)}
         self._entries.append((self._phase, unit[0], records))
         if self._unsynced >= SYNC_BYTES or time.monotonic() - self._synced >= SYNC_SECONDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coram_hf.amplitude import UpdateNorms
@@ -42,12 +42,6 @@ class Survey:
     def total_outside_share(self) -> float:
         """The same for the updates of all experts together."""
         return _share(math.fsum(self.outside.updates.values()), math.fsum(self.targets.updates.values()))
-
-
-def take_survey(models: Models, targets: Collection[str], outside: Collection[str]) -> Survey:
-    """Measure every floating tensor; a NaN or infinity is an error that names expert and tensor."""
-    records = {name: measure(models, name) for name in (*targets, *outside)}
-    return Survey.of(records, targets, outside, list(models.experts))
 
 
 def measure(models: Models, name: str) -> Record:

@@ -11,7 +11,8 @@ from torch import Tensor
 from coram_hf.config import CoramConfig
 from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.kernel import SliceStats, merge_slices
-from coram_hf.geometry.slices import chunks, load, new_buffer, row_blocks
+from coram_hf.geometry.scratch import scratch
+from coram_hf.geometry.slices import chunks, largest, load, row_blocks
 from coram_hf.geometry.spread import spread_order
 
 GRAM_SQUARES = 1e-6
@@ -21,7 +22,7 @@ GRAM_SQUARES = 1e-6
 class MergedRows(NamedTuple):
     """Some rows of a merged matrix: which, their update, and |W_0|^2 and |W_i - W_0|^2 if asked for.
 
-    The update lies in a buffer that the next rows overwrite.
+    The update lies in memory that the next rows overwrite, of this merge or another in the same thread.
     """
 
     rows: slice | Tensor
@@ -97,8 +98,8 @@ def merge_rows(
     matrices = [base, *experts]
     row_numel = len(matrices) * d_in
     work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
-    buffer = new_buffer(work, row_numel, torch.empty(0, dtype=compute, device=device))
-    result = new_buffer(work, d_in, buffer)
+    buffer = scratch("slices", largest(work) * row_numel, compute, device)
+    result = scratch("update", largest(work) * d_in, compute, device)
     changed = config.conflict is not None or any(factor != 1 for factor in factors)
     by_gram = not changed and compute == torch.float64
     for chunk in work:

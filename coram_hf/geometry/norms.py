@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import row_blocks
 
 
@@ -18,10 +19,18 @@ def squared_norm(tensor: Tensor) -> float:
 def squared_norms(base: Tensor, experts: Sequence[Tensor]) -> tuple[float, list[float]]:
     """|W_0|^2 and |W_i - W_0|^2 of every expert, for tensors of any shape."""
     origin, *others = (t.detach().reshape(t.shape or 1) for t in (base, *experts))
-    totals = torch.zeros(1 + len(experts), dtype=torch.float64)
+    totals = [0.0] * (1 + len(experts))
     for rows in row_blocks(origin):
-        block = origin[rows].to("cpu", torch.float64)
-        totals[0] += torch.linalg.vector_norm(block).square()
+        block = _double("base", origin[rows])
+        totals[0] += torch.dot(block, block).item()
         for i, other in enumerate(others, start=1):
-            totals[i] += torch.linalg.vector_norm(other[rows].to("cpu", torch.float64) - block).square()
-    return totals[0].item(), totals[1:].tolist()
+            update = _double("expert", other[rows]).sub_(block)
+            totals[i] += torch.dot(update, update).item()
+    return totals[0], totals[1:]
+
+
+def _double(use: str, rows: Tensor) -> Tensor:
+    """A flat float64 copy in memory that is used again."""
+    copy = scratch(use, rows.numel(), torch.float64)
+    copy.view(rows.shape).copy_(rows)
+    return copy

@@ -33,7 +33,7 @@ def row_blocks(tensor: Tensor) -> Iterator[slice]:
     """Ranges of the first dimension whose float64 copies stay within a chunk, for tensors of any shape."""
     rows = tensor.shape[0] if tensor.ndim else 1
     row_bytes = 8 * tensor.numel() // max(1, rows)
-    step = max(1, CHUNK_BYTES // 4 // max(1, row_bytes))
+    step = max(1, CHUNK_BYTES // 12 // max(1, row_bytes))
     for start in range(0, rows, step):
         yield slice(start, start + step)
 
@@ -55,6 +55,6 @@ def load(matrices: Sequence[Tensor], chunk: Chunk, order: Tensor | None, buffer:
     return stack
 
 
-def new_buffer(work: Iterable[Chunk], row_numel: int, like: Tensor) -> Tensor:
-    """A flat working buffer for the largest chunk, in the dtype and on the device of `like`."""
-    return like.new_empty(row_numel * max((chunk.stop - chunk.start for chunk in work), default=0))
+def largest(work: Iterable[Chunk]) -> int:
+    """Rows of the largest chunk."""
+    return max((chunk.stop - chunk.start for chunk in work), default=0)

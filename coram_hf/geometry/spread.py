@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import Spread
-from coram_hf.geometry.slices import chunks, load, new_buffer
+from coram_hf.geometry.scratch import scratch
+from coram_hf.geometry.slices import chunks, largest, load
 
 
 def spread_order(
@@ -38,10 +39,10 @@ def row_scores(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype = tor
     """s_i(r) = |dW_i[r]| / |W_0[r]| as (experts, rows); a row that is zero in the base scores 0."""
     matrices = [base, *experts]
     d_out, d_in = base.shape
-    few_rows = 4 * len(matrices) * d_in * dtype.itemsize
-    buffer = new_buffer(chunks(d_out, 1, few_rows), len(matrices) * d_in, base.new_empty(0, dtype=dtype))
+    work = list(chunks(d_out, 1, 4 * len(matrices) * d_in * dtype.itemsize))
+    buffer = scratch("slices", largest(work) * len(matrices) * d_in, dtype, base.device)
     norms = torch.empty(len(matrices), d_out, dtype=torch.float64)
-    for chunk in chunks(d_out, 1, few_rows):
+    for chunk in work:
         stack = load(matrices, chunk, None, buffer)
         stack[:, 1:] -= stack[:, :1]
         norms[:, chunk.start : chunk.stop] = torch.linalg.vector_norm(stack, dim=-1)[..., 0].T

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import torch
 from torch import Tensor
 
 from coram_hf.geometry import update_dtype
+from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import row_blocks
 from coram_hf.record import Record
 
@@ -27,8 +27,8 @@ def write_rows(
 
     The update counts as a kept one does: in the dtype that holds it, float32 for weights up to float32.
     """
-    total = _scratch(update.numel()).view(update.shape)
-    kept = update.to("cpu", update_dtype(base))
+    total = scratch("total", update.numel(), torch.float64).view(update.shape)
+    kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
     record.moved += coefficient**2 * float(torch.linalg.vector_norm(kept)) ** 2
     total.copy_(base[rows]).add_(kept, alpha=coefficient)
     if isinstance(rows, slice) and out.device.type == "cpu":
@@ -39,17 +39,6 @@ def write_rows(
         out[rows] = rounded.to(out.device)
     if rounded.dtype != torch.float64:
         record.lost += float(torch.linalg.vector_norm(total.sub_(rounded))) ** 2
-
-
-_local = threading.local()
-
-
-def _scratch(size: int) -> Tensor:
-    """A float64 buffer of this thread; memory that is asked for anew each time is slow to come."""
-    buffer: Tensor | None = getattr(_local, "buffer", None)
-    if buffer is None or len(buffer) < size:
-        buffer = _local.buffer = torch.empty(size, dtype=torch.float64)
-    return buffer[:size]
 
 
 def rounding_loss(record: Record) -> float:

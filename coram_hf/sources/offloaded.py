@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -30,8 +31,12 @@ def offloaded_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
     return found
 
 
+_aligning = threading.Lock()
+
+
 def _read(module: nn.Module, key: str) -> Tensor:
-    with align_module_device(module, execution_device=torch.device("cpu")):
+    """A tensor that a hook puts into its module for the time that it is read."""
+    with _aligning, align_module_device(module, execution_device=torch.device("cpu")):
         tensor: Tensor = getattr(module, key)
         return tensor.detach().clone()
 

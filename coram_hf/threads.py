@@ -1,0 +1,49 @@
+"""Several parameters at a time, a thread for each: the small algebra of a slice cannot use a second core.
+
+Up to `MOST` cores, every thread computes on one, so the bits of a merge do not depend on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+
+MOST = 8
+"""Parameters that are merged at the same time at most; each takes memory. Further cores are shared out."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def thread_count(device: torch.device | None) -> int:
+    """How many parameters to merge at a time: one a core, and one alone where another device computes."""
+    on_cpu = device is None or device.type == "cpu"
+    return min(MOST, torch.get_num_threads()) if on_cpu else 1
+
+
+def in_threads(
+    work: Callable[[Item], Result], items: Iterable[Item], count: int
+) -> Iterator[tuple[Item, Result]]:
+    """(item, work(item)) as they are finished, `count` at a time; the first error ends it."""
+    threads = torch.get_num_threads()
+    share = max(1, threads // count)
+    pool = ThreadPoolExecutor(count, "merge", lambda: torch.set_num_threads(share))
+    running: dict[Future[Result], Item] = {}
+    try:
+        for item in items:
+            while len(running) > count:
+                yield from _finished(running)
+            running[pool.submit(work, item)] = item
+        while running:
+            yield from _finished(running)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _finished(running: dict[Future[Result], Item]) -> list[tuple[Item, Result]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    return [(running.pop(future), future.result()) for future in done]

@@ -1,0 +1,98 @@
+"""What the benchmarks share: checkpoints of random weights, a watch on memory, and processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+SIZES = {
+    "50M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 11, "vocab_size": 16000},
+    "0.1B": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 32000},
+    "0.3B": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 10, "vocab_size": 128256},
+    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256},
+}
+"""Llama shapes by their number of parameters; the vocabulary is an eighth to a half of it."""
+
+
+def make(folder: Path, size: str, experts: int) -> list[str]:
+    """A base and its experts on disk, in bf16."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = SIZES[size]["hidden_size"] // 64
+    config = LlamaConfig(
+        **SIZES[size], num_attention_heads=heads, num_key_value_heads=heads // 4, tie_word_embeddings=True
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder / "base", max_shard_size="1GB")
+    base = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for i in range(experts):
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(base[name] + 0.02 * base[name].float().std() * torch.randn(p.shape))
+        model.save_pretrained(folder / f"e{i}", max_shard_size="1GB")
+    os.sync()  # what is still on its way to the disk would be written beside the merge
+    return [str(folder / "base"), *(str(folder / f"e{i}") for i in range(experts))]
+
+
+class Watch:
+    """Seconds, processor seconds, bytes read, and the largest RssAnon of this process while it is open."""
+
+    def __enter__(self) -> Watch:
+        self.peak, self._done = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        self._started = time.perf_counter(), time.process_time(), _read_bytes()
+        return self
+
+    def _look(self) -> None:
+        while not self._done.wait(0.01):
+            status = Path("/proc/self/status").read_text()
+            self.peak = max(self.peak, int(status.split("RssAnon:")[1].split()[0]) * 1024)
+
+    def __exit__(self, *_: object) -> None:
+        wall, processor, read = self._started
+        self.seconds = time.perf_counter() - wall
+        self.processor = time.process_time() - processor
+        self.read = _read_bytes() - read
+        self._done.set()
+        self._thread.join()
+
+    def found(self) -> dict[str, float]:
+        return {"seconds": self.seconds, "cpu": self.processor, "peak": self.peak, "read": self.read}
+
+
+def _read_bytes() -> int:
+    """Bytes that this process had the disk deliver."""
+    return int(Path("/proc/self/io").read_text().split("\nread_bytes:")[1].split()[0])
+
+
+def in_process(script: str, *arguments: str, python: str = sys.executable) -> dict[str, Any]:
+    """What a script prints in its last line, as JSON, in a process of its own."""
+    run = subprocess.run([python, script, *arguments], capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{' '.join([python, script, *arguments])}\n{run.stderr}")
+    found: dict[str, Any] = json.loads(run.stdout.strip().splitlines()[-1])
+    return found
+
+
+def machine() -> str:
+    """The machine in a line."""
+    import torch
+    import transformers
+
+    text = Path("/proc/cpuinfo").read_text()
+    model = next((line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line), "?")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return (
+        f"{os.cpu_count()} cores of {model}, {memory:.0f} GB, {platform.system()}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    )
