@@ -648,3 +648,14 @@ def test_orthomerge_on_oft_from_files_to_files_by_a_recipe(tmp_path):
     for parameters, message in (({"space": "lora"}, "space of orthomerge"), ({"residual": "ta"}, "on OFT")):
         with pytest.raises(ValueError, match=message):
             replace(recipe, parameters={"space": "oft", **parameters}).merger()
+
+
+def test_asking_for_a_name_makes_no_weights():
+    def refuse():
+        raise AssertionError
+
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights = LoadedModel(tiny_llama(tie_word_embeddings=True), {name: refuse})
+    assert name in weights
+    assert "lm_head.weight" in weights
+    assert "lm_head.bias" not in weights
