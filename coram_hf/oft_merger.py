@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,14 +12,17 @@ from peft.tuners.oft import OFTLayer
 from torch import Tensor
 from typing_extensions import Unpack
 
+from coram_hf.base_merger import Merger
 from coram_hf.baselines.linear import sum_weighted
 from coram_hf.baselines.orthomerge import with_norm
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
-from coram_hf.geometry import squared_norm
+from coram_hf.folder_merge import FolderMerge
+from coram_hf.geometry import squared_norm, squared_norms
 from coram_hf.options import MergeOptions
 from coram_hf.record import Record
+from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
 from coram_hf.sinks.assembly import write
 from coram_hf.sources import Expert, Experts
@@ -27,43 +30,75 @@ from coram_hf.sources.adapters import adapted_modules, open_adapters, shadow
 from coram_hf.sources.loaded import LoadedModel
 
 
-def merge_oft(
-    base: Expert,
-    experts: Experts,
-    *,
-    weights: Sequence[float] | None = None,
-    **options: Unpack[MergeOptions],
-) -> MergeResult:
+class OftMerger(Merger):
     """W = W_0 R^T, with R of the generator (sum w_i Q_i) * (sum w_i |Q_i|) / |sum w_i Q_i| in every layer.
 
     All experts must be OFT adapters of one shape. `save_adapter` of the result writes the merged adapter.
     """
-    config = CoramConfig.from_dict({"weights": weights, "lam": 1.0})
-    engine = Engine(base, experts, config, "orthomerge on OFT", options)
-    plan = engine.plan(residual=[])
-    engine.announce(plan)
-    adapter = _merged_adapter(engine)
 
-    merged = open_adapters("the merged adapter", adapter)["default"]
-    sink = engine.new_sink()
+    def __init__(
+        self,
+        base: Expert,
+        experts: Experts,
+        *,
+        weights: Sequence[float] | None = None,
+        **options: Unpack[MergeOptions],
+    ) -> None:
+        self.config = CoramConfig.from_dict({"weights": weights, "lam": 1.0})
+        self._engine = Engine(base, experts, self.config, "orthomerge on OFT", options)
+        self.adapter = _merged_adapter(self._engine)
+        origin = self._engine.models.base
+        self._rotated = open_adapters("the merged adapter", self.adapter, origin)["default"]
+        layers = [f"{module}.weight" for module, _ in adapted_modules(self.adapter.get_base_model())]
+        self._layers = {origin.tied.get(layer, layer): layer for layer in layers}
 
-    def rotate(name: str) -> Record:
-        record, origin = Record(), engine.models.base[name]
-        update = merged[name].to(torch.float64) - origin.to(torch.float64)
-        write(sink.tensor(name), origin, update, 1.0, record)
+    def inspect(self) -> MergePlan:
+        """Check every weight and say what the merge will do."""
+        return self._engine.plan(residual=[name for name in self._engine.outside if self._merges(name)])
+
+    def merge(self) -> MergeResult:
+        """Rotate every matrix that the adapters rotate."""
+        engine, plan = self._engine, self.inspect()
+        engine.announce(plan)
+        sink = engine.new_sink()
+        names = [name for name in (*plan.targets, *plan.residual) if self._merges(name)]
+        records = engine.each(
+            names, lambda name: self._merge_parameter(name, sink.tensor(name), None), "rotations"
+        )
+        report = self._report(plan, records, sink.model.dtype, None)
+        return MergeResult(sink.model, report, engine.origin(), None, engine.retained(records), self.adapter)
+
+    def _merges(self, name: str) -> bool:
+        return name in self._layers
+
+    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+        engine, record = self._engine, Record()
+        origin, experts = engine.models.tensors(name)
+        record.measure(*squared_norms(origin, experts))
+        update = self._rotated[self._layers[name]].to(torch.float64) - origin.to(torch.float64)
+        write(out, origin, update, 1.0, record)
         if name in engine.targets:
             record.slices.squared_norm = squared_norm(update)
         return record
 
-    records = engine.each(list(merged.overrides), rotate, "rotations")
-    report = engine.report(
-        plan,
-        method="orthomerge",
-        config={"space": "oft", "weights": config.to_dict()["weights"]},
-        records=records,
-        dtype=sink.model.dtype,
-    )
-    return MergeResult(sink.model, report, engine.origin(), None, engine.retained(records), adapter)
+    def _coefficient(self, job: FolderMerge) -> float | None:
+        return None
+
+    def _confirm(self, lam: float | None) -> float | None:
+        return lam
+
+    def _report(
+        self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
+    ) -> MergeReport:
+        return self._engine.report(
+            plan, method="orthomerge", config=self._parameters(), records=records, dtype=dtype
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        return {"method": "orthomerge", **self._parameters()}
+
+    def _parameters(self) -> dict[str, Any]:
+        return {"space": "oft", "weights": self.config.to_dict()["weights"]}
 
 
 def _generators(name: str, expert: LoadedModel, base: LoadedModel) -> tuple[PeftConfig, dict[str, Tensor]]:

@@ -35,7 +35,8 @@ MERGEKIT_NORMALIZES = {"linear": True, "task_arithmetic": False, "ties": True, "
 class Recipe:
     """What to merge and how: the sources, the method, its parameters, and the options of the merge.
 
-    parameters: for `coram` a `line` and fields of CoramConfig, else those of the baseline.
+    parameters: for `coram` a `line` and fields of CoramConfig, else those of the baseline; `space: oft`
+        merges the generators of OFT adapters by `orthomerge`.
     """
 
     base: str
@@ -48,8 +49,13 @@ class Recipe:
         """The merger of this recipe, with all sources opened and checked."""
         from coram_hf.baseline_merger import BaselineMerger
         from coram_hf.merger import CoramMerger
+        from coram_hf.oft_merger import OftMerger
 
         options: Any = {**self.options, "progress": progress}
+        if self.method == "orthomerge" and "space" in self.parameters:
+            check_names([self.parameters["space"]], ("oft",), "space of orthomerge")
+            check_names(self.parameters, ("space", "weights"), "parameter of orthomerge on OFT")
+            return OftMerger(self.base, self.experts, weights=self.parameters.get("weights"), **options)
         if self.method != "coram":
             return BaselineMerger(self.base, self.experts, self.method, **self.parameters, **options)
         return CoramMerger(self.base, self.experts, self.config(), **options)

@@ -145,12 +145,17 @@ def oft_expert(base: PreTrainedModel, size: float, seed: int) -> Any:
     return model
 
 
-def suite_report(suite: Suite) -> MergeReport:
-    """The report of a suite's merge on stand-ins, under the suite's names."""
+def stand_ins(suite: Suite) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A random base of the suite's class, and experts with updates of the suite's sizes."""
     torch.manual_seed(0)
     base = suite.model().to(torch.bfloat16)
     make = oft_expert if "OFT" in next(iter(suite.experts.values()))[0] else make_expert
-    experts = {name: make(base, size, i) for i, (name, (_, size)) in enumerate(suite.experts.items())}
+    return base, {name: make(base, size, i) for i, (name, (_, size)) in enumerate(suite.experts.items())}
+
+
+def suite_report(suite: Suite) -> MergeReport:
+    """The report of a suite's merge on stand-ins, under the suite's names."""
+    base, experts = stand_ins(suite)
     config = CoramConfig.from_line(suite.line, lam=suite.lam)
     report = CoramMerger(base, experts, config, progress=False).merge(keep_update=False).report
     names = {"": suite.base, **{name: source for name, (source, _) in suite.experts.items()}}

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baselines import merge, merge_oft
+from coram_hf.recipe import Recipe
 from coram_hf.sources import open_models
 from coram_hf.sources.adapter_folder import open_adapter
 from coram_hf.sources.adapters import open_adapters
@@ -619,3 +621,41 @@ def test_a_baseline_merge_of_loras_can_be_shared_as_one(tmp_path):
     merged.save_adapter(tmp_path, energy=1.0)
     again = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path)).eval()
     torch.testing.assert_close(logits(again), logits(merged.model), rtol=0, atol=1e-4)
+
+
+def test_orthomerge_on_oft_from_files_to_files_by_a_recipe(tmp_path):
+    base = tiny_llama()
+    base.save_pretrained(tmp_path / "base")
+    config = peft.OFTConfig(oft_block_size=8, target_modules=ALL, use_cayley_neumann=False)
+    experts = {f"e{i}": adapted(base, config, seed=i) for i in range(3)}
+    for name, expert in experts.items():
+        expert.save_pretrained(tmp_path / name)
+    recipe = Recipe(
+        str(tmp_path / "base"),
+        {name: str(tmp_path / name) for name in experts},
+        "orthomerge",
+        {"space": "oft", "weights": [2, 1, 1]},
+    )
+    merger = recipe.merger(progress=False)
+    assert set(merger.inspect().relative_updates) == set(experts)
+    report = merger.merge_to(tmp_path / "merged")
+    assert (report.method, report.config) == ("orthomerge", {"space": "oft", "weights": [2.0, 1.0, 1.0]})
+    expected = merge_oft(base, experts, weights=(2, 1, 1), progress=False)
+    found = type(base).from_pretrained(tmp_path / "merged").state_dict()
+    for name, tensor in expected.model.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+    assert report.c_rms == pytest.approx(expected.report.c_rms)
+    for parameters, message in (({"space": "lora"}, "space of orthomerge"), ({"residual": "ta"}, "on OFT")):
+        with pytest.raises(ValueError, match=message):
+            replace(recipe, parameters={"space": "oft", **parameters}).merger()
+
+
+def test_asking_for_a_name_makes_no_weights():
+    def refuse():
+        raise AssertionError
+
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights = LoadedModel(tiny_llama(tie_word_embeddings=True), {name: refuse})
+    assert name in weights
+    assert "lm_head.weight" in weights
+    assert "lm_head.bias" not in weights

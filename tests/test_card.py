@@ -279,7 +279,7 @@ def test_commands_for_names_options_and_methods(report):
     assert "scale=1.0e-05" in command_line(scaled)
     rotated = replace(report, method="orthomerge", config={"space": "oft", "weights": None})
     assert "merge_oft(" in python_code(rotated)
-    assert command_line(rotated).startswith("#")
+    assert "--method orthomerge --parameter space=oft" in command_line(rotated)
 
 
 def test_a_card_edited_in_its_folder_outlives_another_save(tmp_path):

@@ -63,9 +63,9 @@ def merge(base: Any, experts: Sequence[Any] | Mapping[str, Any], method: str, **
 
 def merge_oft(base: Any, experts: Sequence[Any] | Mapping[str, Any], **options: Any) -> MergeResult:
     """OrthoMerge on the skew generators of OFT adapters; options: `weights`, and those of `MergeOptions`."""
-    from coram_hf.oft_merger import merge_oft
+    from coram_hf.oft_merger import OftMerger
 
-    return merge_oft(base, experts, **options)
+    return OftMerger(base, experts, **options).merge()
 
 
 def method_weights(

@@ -43,8 +43,6 @@ def python_code(report: MergeReport) -> str:
 
 def command_line(report: MergeReport) -> str:
     """The command that repeats the merge."""
-    if "space" in report.config:
-        return "# a merge of OFT generators has no command; the Python above makes it"
     base, experts = _sources(report)
     words = ["coram-hf", "merge", base, *(_named(name, source) for name, source in experts.items())]
     if report.method == "coram":

@@ -78,6 +78,9 @@ class LoadedModel(Mapping[str, Tensor]):
         """A tensor of the same shape and dtype, under an adapter's change, without making anything."""
         return self._tensors[self.tied.get(name, name)]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors or name in self.tied or name in self.overrides
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
