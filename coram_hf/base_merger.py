@@ -17,6 +17,7 @@ from coram_hf.config import check_names
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
 from coram_hf.folder_merge import FolderMerge, shard_size
+from coram_hf.forecast import Forecast
 from coram_hf.hub import push_folder, write_card
 from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
@@ -29,6 +30,8 @@ class Merger(ABC):
     """A method on the models of an engine, parameter by parameter."""
 
     _engine: Engine
+    _passes = 1
+    """How often the geometry of every parameter is computed."""
 
     @abstractmethod
     def inspect(self) -> MergePlan:
@@ -98,6 +101,11 @@ class Merger(ABC):
         """Bytes of disk that `merge_to` takes, and about how much memory."""
         job = FolderMerge(self._engine, Path("merged"), shard_size(max_shard_size), self._settings())
         return job.requirements()
+
+    def forecast(self, folder: str | Path) -> Forecast:
+        """How long `merge_to` would take; merges one parameter of every shape to find out."""
+        job = FolderMerge(self._engine, Path(folder), "50GB", self._settings())
+        return job.forecast(self._merges, self._merge_parameter, self._passes)
 
     def _merge_into(self, job: FolderMerge) -> MergeReport:
         engine = self._engine

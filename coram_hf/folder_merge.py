@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from coram_hf.engine import Engine
+from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_rate
 from coram_hf.geometry.scratch import Lent
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
@@ -112,6 +113,23 @@ class FolderMerge:
         adapters = sum(weights.kind != "full" for weights in self._engine.models.experts.values())
         made = max((self._state_dict[name].numel() * 4 for name in self._engine.targets), default=0)
         return self._layout.total_bytes, RESIDENT + 3 * largest + adapters * made
+
+    def forecast(self, merges: Merges, merge: Merge, passes: int) -> Forecast:
+        """How long the merge will take, with so many passes over the targets."""
+        units = {unit[0]: unit for unit in self._share}
+
+        def work(name: str) -> None:
+            self._merge_unit(1.0, merges, merge, units[name]).written()
+
+        likes = {name: self._state_dict[name] for name in units}
+        models = self._engine.models.named()
+        written = self._layout.total_bytes
+        return Forecast(
+            computing=passes * computing(likes, work, self._engine.threads),
+            reading=passes * read_seconds(path for _, weights in models for path in weights.files),
+            writing=written / write_rate(self._target.parent),
+            hashing=written / HASH_RATE,
+        )
 
     def survey(self, *, sampled: bool) -> None:
         """Measure all target matrices, or a sample of them, and take that for the survey."""

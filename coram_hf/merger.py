@@ -56,6 +56,7 @@ class CoramMerger(Merger):
             )
         self.config = config or CoramConfig()
         self._engine = Engine(base, experts, self.config, self.config.line, options)
+        self._passes = 2 if self.config.scale == "c_rms" and self.config.lam is None else 1
 
     def inspect(self) -> MergePlan:
         """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""

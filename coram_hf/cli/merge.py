@@ -20,7 +20,7 @@ def inspect(given: dict[str, Any]) -> None:
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]
 Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
-DryRun = Annotated[bool, typer.Option(help="Print the plan, and the memory and disk it takes, and stop.")]
+DryRun = Annotated[bool, typer.Option(help="Print the plan, the disk, memory and time it takes, and stop.")]
 
 
 @with_shared_options
@@ -41,6 +41,7 @@ def merge(
         print(merger.inspect())
         print(f"  disk: {disk / 2**30:.2f} GB for {output}")
         print(f"  memory: about {memory / 2**30:.2f} GB")
+        print(f"  time: about {duration(merger.forecast(output).seconds)}")
         return
     try:
         report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
@@ -50,3 +51,10 @@ def merge(
         kappa = "" if report.kappa is None else f", kappa {report.kappa}, lambda {report.lam:.4g}"
         print(f"{report.line}: D {report.dispersion:.3g}{kappa}")
         print(f"merged {report.n_experts} experts into {output}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -25,7 +25,9 @@ def make(folder: Path, size: str, experts: int) -> list[str]:
     """A base and its experts on disk, in bf16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     heads = SIZES[size]["hidden_size"] // 64
     config = LlamaConfig(
         **SIZES[size], num_attention_heads=heads, num_key_value_heads=heads // 4, tie_word_embeddings=True

@@ -1,0 +1,78 @@
+"""How long a merge will take on this machine, from one parameter of every shape and a moment of the disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from coram_hf.threads import in_threads
+
+PROBE_BYTES = 128 * 2**20
+"""What is written, or read, to learn the rate of a disk."""
+
+HASH_RATE = 1.2e9
+"""Bytes a second of sha256 on one core, for the hashes in the report."""
+
+
+class Forecast(NamedTuple):
+    """Seconds of computing, reading and writing; they overlap, so the longest counts, and then the hashes."""
+
+    computing: float
+    reading: float
+    writing: float
+    hashing: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.computing, self.reading, self.writing) + self.hashing
+
+
+def computing(likes: dict[str, Tensor], work: Callable[[str], object], threads: int) -> float:
+    """Seconds for all parameters: each thread works on one of every shape, which counts for the others."""
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, like in likes.items():
+        kind = name.rpartition(".")[0].rpartition(".")[2]
+        alike.setdefault((kind, *like.shape), []).append(name)
+    total = 0.0
+    for names in alike.values():
+        sample = (names * threads)[:threads]
+        started = time.perf_counter()
+        for _ in in_threads(work, sample, threads):
+            pass
+        total += (time.perf_counter() - started) * len(names) / threads
+    return total
+
+
+def write_rate(folder: Path) -> float:
+    """Bytes a second to the disk of a folder, or of what there is above it."""
+    while not folder.is_dir():
+        folder = folder.parent
+    block = os.urandom(2**23)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        started = time.perf_counter()
+        for _ in range(PROBE_BYTES // len(block)):
+            file.write(block)
+        os.fsync(file.fileno())
+        return PROBE_BYTES / (time.perf_counter() - started)
+
+
+def read_seconds(files: Iterable[Path]) -> float:
+    """Seconds to read all of the files, if they do not fit in the page cache; otherwise none to speak of."""
+    sizes = {path: path.stat().st_size for path in files}
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if not sizes or sum(sizes.values()) < available // 2:
+        return 0.0
+    largest = max(sizes, key=lambda path: sizes[path])
+    length = min(PROBE_BYTES, sizes[largest])
+    with largest.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, length, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        file.read(length)
+        rate = length / (time.perf_counter() - started)
+    return sum(sizes.values()) / rate
