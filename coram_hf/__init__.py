@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from coram_hf.compare import compare_methods
     from coram_hf.config import CoramConfig
     from coram_hf.errors import MergeError
-    from coram_hf.evaluate_folder import evaluate_folder
+    from coram_hf.folder_evaluation import evaluate_folder
     from coram_hf.hub import load_report
     from coram_hf.merger import CoramMerger
     from coram_hf.report import MergePlan, MergeReport
@@ -38,7 +38,7 @@ _HOME = {
     "MergeReport": "coram_hf.report",
     "MergeResult": "coram_hf.result",
     "compare_methods": "coram_hf.compare",
-    "evaluate_folder": "coram_hf.evaluate_folder",
+    "evaluate_folder": "coram_hf.folder_evaluation",
     "load_report": "coram_hf.hub",
     "run_sweep": "coram_hf.sweep",
 }

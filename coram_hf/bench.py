@@ -58,6 +58,7 @@ class Bench:
         self._journal = journal
         self._shared = shared
         self._options = options
+        self._sources = Engine(base, experts, CoramConfig(lam=1.0), "sources", options, need_targets=False)
 
     def line(
         self,
@@ -100,11 +101,6 @@ class Bench:
             )
             for name in engine.models.experts
         }
-
-    @cached_property
-    def _sources(self) -> Engine:
-        config = CoramConfig(lam=1.0)
-        return Engine(self._base, self._experts, config, "sources", self._options, need_targets=False)
 
     def _subject(self, merger: Merger) -> _Subject:
         return self._of(merger._engine, merger._settings())

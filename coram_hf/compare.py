@@ -60,7 +60,7 @@ class Comparison:
         if self.experts:
             ahead.append(self._row("best expert of each task", self._specialists()))
         bold = [_largest(row.values[i] for row in merges) for i in range(len(merges[0].values))]
-        header = ["method", *map(inline, self.in_domain), "average at the rule's lambda", "best lambda"]
+        header = ["method", *map(inline, self.in_domain), "average (rule)", "average (best lambda)"]
         if self.out_of_domain:
             header += [*map(inline, self.out_of_domain), "out-of-domain average"]
         rows = [row.cells([None] * len(bold)) for row in ahead] + [row.cells(bold) for row in merges]
@@ -81,7 +81,7 @@ class Comparison:
             outside = {task: found[task] for task in self.out_of_domain}
             beyond = [*(result.value for result in outside.values()), average(outside)] if outside else []
         best = line.best if line is not None and len(line.points) > 1 else None
-        note = {} if best is None else {len(inside): f" (lambda {best.lam:.2f})"}
+        note = {} if best is None else {len(inside): f" (at {best.lam:.2f})"}
         return _Row(inline(name), [*inside, None if best is None else best.average, *beyond], note)
 
 
@@ -131,9 +131,9 @@ def compare_methods(
     inside = open_tasks(tasks, limit)
     every = open_tasks([*inside, *out_of_domain], limit)
     beyond = every[len(inside) :]
-    folder = None if output is None else output_folder(output, (JSON, TABLE))
-    journal = Journal(None if folder is None else folder / JOURNAL)
+    journal = Journal(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, journal, shared_options(configs[0]), options)
+    folder = None if output is None else output_folder(output, (JSON, TABLE))
     comparison = Comparison(
         tuple(task.name for task in inside),
         tuple(task.name for task in beyond),

@@ -130,9 +130,9 @@ def run_sweep(
     wanted = parse_lambdas(lambdas) if isinstance(lambdas, str) else check_lambdas(lambdas)
     presets = read_baselines(baselines)
     scorers = open_tasks(tasks, limit)
-    folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
-    journal = Journal(None if folder is None else folder / JOURNAL)
+    journal = Journal(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, journal, shared_options(configs[0]), options)
+    folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
     swept = tuple(bench.line(config, wanted, scorers) for config in configs)
     references = {"base": bench.base(scorers)}
     references |= {name: bench.baseline(preset, scorers) for name, preset in presets.items()}
