@@ -13,7 +13,7 @@ from test_card import merged
 from test_cli import coram_hf
 from transformers import AutoModelForCausalLM
 
-from coram_hf import MergeError, evaluate_folder, harness, load_report
+from coram_hf import MergeError, evaluate_folder, harness, load_report, run_sweep
 from coram_hf.evaluate import read_task, score
 from coram_hf.hub.card import BEGIN, END, edited_card, publish_report, render_card
 from coram_hf.hub.model_index import with_results
@@ -232,6 +232,20 @@ def test_tasks_of_lm_eval_are_scorers_like_ours(tasks, local_task):
         assert some(model, tiny_tokenizer())[0].value == pytest.approx(few.accuracy)
     tasks[0].write_text(tasks[0].read_text().replace('"answer": 1', '"answer": 2', 1))
     assert open_tasks([local_task])[0].identity != whole.identity
+
+
+def test_a_sweep_over_tasks_of_lm_eval(tasks, local_task, tmp_path, monkeypatch):
+    base = tiny_llama(7)
+    base.save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    fine_tuned(base, 0.6, 0).save_pretrained(tmp_path / "expert")
+    options = {"lambdas": [2.0], "baselines": (), "output": tmp_path / "out", "progress": False}
+    found = run_sweep(tmp_path / "base", [tmp_path / "expert"], tasks=[local_task, tasks[0]], **options)
+    for point in found.lines[0].points:
+        assert point.results["local_choice"].value == pytest.approx(point.results["math"].value)
+    monkeypatch.setattr(harness.HarnessScorer, "__call__", lambda *_: pytest.fail("scored again"))
+    again = run_sweep(tmp_path / "base", [tmp_path / "expert"], tasks=[local_task, tasks[0]], **options)
+    assert again == found
 
 
 def test_bad_tasks_of_lm_eval_are_named(local_task, tmp_path):

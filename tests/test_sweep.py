@@ -1,5 +1,6 @@
 """Sweeps: what is scored, what is concluded from it, and that an interruption changes nothing."""
 
+import gc
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramMerger, MergeError, run_sweep
 from coram_hf.baselines import merge
+from coram_hf.engine import Engine
 from coram_hf.report.eval_results import Result
 from coram_hf.scores import Line, Point
 from coram_hf.sweep import parse_lambdas
@@ -291,6 +293,23 @@ def test_models_in_memory_are_never_taken_for_others(suite, counted, tmp_path):
         assert counted["scores"] == 2 * 3
     with pytest.raises(MergeError, match="no tokenizer beside the base"):
         run_sweep(base, experts, **given)
+
+
+def test_one_model_at_a_time(suite, monkeypatch):
+    """While scores are made there is one model in memory beside the memory maps that engines read."""
+    seen = []
+    call = LightScorer.__call__
+
+    def scored(self, model, tokenizer):
+        gc.collect()
+        every = gc.get_objects()
+        models = [m for m in every if type(m) is type(model) and m.name_or_path == model.name_or_path]
+        seen.append(len(models) - sum(type(one) is Engine for one in every))
+        return call(self, model, tokenizer)
+
+    monkeypatch.setattr(LightScorer, "__call__", scored)
+    sweep(suite, lambdas=[1.0, 2.0])
+    assert seen == [1] * (2 * 2 * 3 + 2 * 2)
 
 
 def test_of_equal_optima_the_nearest_to_the_rule():
