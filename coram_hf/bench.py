@@ -59,6 +59,7 @@ class Bench:
         self._shared = shared
         self._options = options
         self._sources = Engine(base, experts, CoramConfig(lam=1.0), "sources", options, need_targets=False)
+        self._tokenizer = _find_tokenizer(self._sources)
 
     def line(
         self,
@@ -106,18 +107,25 @@ class Bench:
         return self._of(merger._engine, merger._settings())
 
     def _of(self, engine: Engine, settings: dict[str, Any]) -> _Subject:
-        return _Subject(engine, settings, self._journal)
+        return _Subject(engine, settings, self._tokenizer, self._journal)
 
 
 class _Subject:
     """A model to be scored, by what it is made of."""
 
-    def __init__(self, engine: Engine, settings: dict[str, Any], journal: Journal) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: dict[str, Any],
+        tokenizer: PreTrainedTokenizerBase,
+        journal: Journal,
+    ) -> None:
         self._engine = engine
+        self._tokenizer = tokenizer
         self._label = str(settings.get("name") or settings.get("model") or engine.label)
         self._journal = journal
         state = merge_state(engine, settings)
-        self._state = None if state is None else digest(state, library_versions(), _identity(self._tokenizer))
+        self._state = None if state is None else digest(state, library_versions(), _identity(tokenizer))
 
     def depends_on(self, *more: object) -> tuple[object, ...] | None:
         """The dependencies of a value about this model; None if it is made of models in memory."""
@@ -144,14 +152,6 @@ class _Subject:
         if not math.isfinite(result.value):
             raise MergeError(f"{self._label}: the score on task {task.name!r} is {result.value}")
         return asdict(result)
-
-    @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        models = self._engine.models
-        found = models.tokenizer or find_tokenizer(models.base, self._engine.trust_remote_code)
-        if found is None:
-            raise MergeError("there is no tokenizer beside the base; save one there, or pass tokenizer=")
-        return found
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model where the geometry runs, if that was said."""
@@ -188,6 +188,14 @@ def _expert(engine: Engine, name: str) -> PreTrainedModel:
     for tensor in engine.models.base:
         sink.tensor(tensor).copy_(engine.models.expert_tensor(name, tensor))
     return sink.model
+
+
+def _find_tokenizer(engine: Engine) -> PreTrainedTokenizerBase:
+    """That of the merged model, or the one beside the base."""
+    found = engine.models.tokenizer or find_tokenizer(engine.models.base, engine.trust_remote_code)
+    if found is None:
+        raise MergeError("there is no tokenizer beside the base; save one there, or pass tokenizer=")
+    return found
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:

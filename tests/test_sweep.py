@@ -291,8 +291,10 @@ def test_models_in_memory_are_never_taken_for_others(suite, counted, tmp_path):
         counted["scores"] = 0
         run_sweep(base, experts, output=tmp_path, tokenizer=tiny_tokenizer(), **given)
         assert counted["scores"] == 2 * 3
+    counted["merges"] = 0
     with pytest.raises(MergeError, match="no tokenizer beside the base"):
         run_sweep(base, experts, **given)
+    assert counted["merges"] == 0
 
 
 def test_one_model_at_a_time(suite, monkeypatch):
