@@ -57,7 +57,10 @@ class Score(NamedTuple):
 def read_task(path: str | Path) -> Task:
     """The task of one .jsonl file, named after it."""
     path = Path(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     questions = tuple(_question(line, f"{path}, line {number}") for number, line in numbered)
     if not questions:
@@ -69,16 +72,21 @@ def score(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, limit: int | None = None
 ) -> Score:
     """How many of the task's first `limit` questions the model gets right."""
+    check_limit(limit)
     questions = task.questions[:limit]
-    found = _continuations(model, tokenizer, [(q.prompt, choice) for q in questions for choice in _texts(q)])
-    correct = 0
-    for question in questions:
-        mine = [next(found) for _ in question.choices]
-        if len(mine) == 1:
-            correct += mine[0].greedy
-        else:
-            correct += max(range(len(mine)), key=lambda i: mine[i].log_likelihood) == question.answer
-    return Score(correct, len(questions))
+    pairs = [(question.prompt, text) for question in questions for text in _texts(question)]
+    encoded = [_encoded(tokenizer, prompt, text, f"task {task.name!r}") for prompt, text in pairs]
+    _check_length(model, encoded, task.name)
+    training = model.training
+    found = _continuations(model.eval(), encoded)
+    model.train(training)
+    return Score(sum(_is_right(question, found) for question in questions), len(questions))
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise unless the limit is a number of questions, or None for all."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ValueError(f"limit must be a positive number of questions, found {limit!r}")
 
 
 class _Continuation(NamedTuple):
@@ -88,36 +96,73 @@ class _Continuation(NamedTuple):
     greedy: bool
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """The tokens of a prompt and of the text after it."""
+
+    before: list[int]
+    after: list[int]
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+
 def _texts(question: Question) -> tuple[str, ...]:
     return question.choices if len(question.choices) > 1 else (question.choices[0] + "\n",)
 
 
-def _continuations(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]
-) -> Iterator[_Continuation]:
-    """One for every (prompt, text), in order; padding on the right is not seen by a causal model."""
-    encoded = []
-    for prompt, text in pairs:
-        before = tokenizer(prompt).input_ids
+def _is_right(question: Question, found: Iterator[_Continuation]) -> bool:
+    """A model whose numbers are NaN is never right."""
+    mine = [next(found) for _ in question.choices]
+    if any(math.isnan(one.log_likelihood) for one in mine):
+        return False
+    if len(mine) == 1:
+        return mine[0].greedy
+    return max(range(len(mine)), key=lambda i: mine[i].log_likelihood) == question.answer
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, where: str) -> _Encoded:
+    """The text is tokenised behind its prompt; by itself only where that changes the prompt's own tokens."""
+    before, whole = _tokens(tokenizer, prompt), _tokens(tokenizer, prompt + text)
+    after = whole[len(before) :]
+    if whole[: len(before)] != before:
         after = tokenizer(text, add_special_tokens=False).input_ids
-        encoded.append((before, after))
+    for name, tokens, of in (("prompt", before, prompt), ("answer", after, text)):
+        if not tokens:
+            raise ValueError(f"{where}: the {name} {of[:40]!r} has no tokens in the model's vocabulary")
+    return _Encoded(before, after)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokens of a text that goes on: without the end-of-text that some tokenizers add."""
+    tokens: list[int] = tokenizer(text).input_ids
+    if tokens and tokens[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+        return tokens[:-1]
+    return tokens
+
+
+def _check_length(model: PreTrainedModel, encoded: Sequence[_Encoded], task: str) -> None:
+    most = getattr(model.config, "max_position_embeddings", None)
+    longest = max(len(tokens) for tokens in encoded)
+    if isinstance(most, int) and longest > most:
+        raise ValueError(f"task {task!r}: a question has {longest} tokens, but the model takes {most}")
+
+
+def _continuations(model: PreTrainedModel, encoded: Sequence[_Encoded]) -> Iterator[_Continuation]:
+    """One for every prompt and text, in order; padding on the right is not seen by a causal model."""
     found: dict[int, _Continuation] = {}
-    model.eval()
-    for batch in _batches([len(before) + len(after) for before, after in encoded]):
-        width = max(len(encoded[i][0]) + len(encoded[i][1]) for i in batch)
-        tokens = torch.zeros(len(batch), width, dtype=torch.long)
+    for batch in _batches([len(tokens) for tokens in encoded]):
+        tokens = torch.zeros(len(batch), max(len(encoded[i]) for i in batch), dtype=torch.long)
         mask = torch.zeros_like(tokens)
         for row, i in enumerate(batch):
-            ids = encoded[i][0] + encoded[i][1]
-            tokens[row, : len(ids)] = torch.tensor(ids)
-            mask[row, : len(ids)] = 1
+            tokens[row, : len(encoded[i])] = torch.tensor(encoded[i].before + encoded[i].after)
+            mask[row, : len(encoded[i])] = 1
         with torch.inference_mode():
             output: Any = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device))
         for row, i in enumerate(batch):
-            before, after = encoded[i]
-            logits = output.logits[row, len(before) - 1 : len(before) + len(after) - 1]
-            found[i] = _judge(logits, torch.tensor(after, device=logits.device))
-    return (found[i] for i in range(len(pairs)))
+            logits = output.logits[row, len(encoded[i].before) - 1 : len(encoded[i]) - 1]
+            found[i] = _judge(logits, torch.tensor(encoded[i].after, device=logits.device))
+    return (found[i] for i in range(len(encoded)))
 
 
 def _judge(logits: Tensor, tokens: Tensor) -> _Continuation:
@@ -141,18 +186,26 @@ def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
 def _question(line: str, where: str) -> Question:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where}: is not JSON ({error})") from None
     match found:
-        case {"prompt": str(prompt), "target": str(target), **rest} if prompt and target and not rest:
+        case {"prompt": str(prompt), "target": str(target), **rest} if not rest and _all_text(prompt, target):
             return Question(prompt, (target,), 0)
-        case {"prompt": str(prompt), "choices": [_, _, *_] as choices, "answer": int(answer), **rest} if (
-            prompt and not rest and all(isinstance(c, str) and c for c in choices)
+        case {"prompt": str(prompt), "choices": [_, _, *_] as choices, "answer": answer, **rest} if (
+            type(answer) is int and not rest and _all_text(prompt, *choices)
         ):
             if 0 <= answer < len(choices):
                 return Question(prompt, tuple(choices), answer)
-            raise ValueError(f"{where}: answer {answer} is not one of the {len(choices)} choices")
+            raise ValueError(f"{where}: answer {answer} is not one of the {len(choices)} choices, from 0")
     raise ValueError(
         f'{where}: must be {{"prompt", "target"}} or {{"prompt", "choices" (two or more), "answer"}}, '
         f"all of them text but the number of the answer"
+    )
+
+
+def _all_text(*values: object) -> bool:
+    """Whether all are texts that are not empty; half of a surrogate pair is no text."""
+    return all(
+        isinstance(value, str) and value and not any("\ud800" <= c <= "\udfff" for c in value)
+        for value in values
     )

@@ -57,7 +57,7 @@ class FolderMerge:
         self._layout = Layout(skeleton, shares, max_shard_size, original_format=origin.original_format)
         self._share = shares[engine.processes.rank]
         self._lent = Lent()
-        self._state = _state(engine, settings | {"processes": count, "max_shard_size": max_shard_size})
+        self._state = merge_state(engine, settings | {"processes": count, "max_shard_size": max_shard_size})
         self._workspace = Workspace(self._target, engine.processes.rank)
         self._stream = Stream(
             self._workspace, engine.processes, self._prefetch, engine.threads, engine.label, engine.progress
@@ -219,7 +219,7 @@ def shard_size(size: int | str) -> int | str:
     raise ValueError(f"max_shard_size must be a number of bytes or a text such as 5GB, found {size!r}")
 
 
-def _state(engine: Engine, settings: dict[str, Any]) -> dict[str, Any] | None:
+def merge_state(engine: Engine, settings: dict[str, Any]) -> dict[str, Any] | None:
     """What a merge is made from, as far as a change of it must be noticed; None if it is not all on disk."""
     if not all(weights.files for _, weights in engine.models.named()):
         return None

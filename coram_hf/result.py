@@ -79,23 +79,39 @@ class MergeResult:
 
         The base is read again, so it must still hold the weights that were merged.
         """
-        check_number("lam", lam)
-        if self._updates is None:
-            raise MergeError("the geometric update was not kept; merge with keep_update=True")
-        sink = ModelSink(copy.deepcopy(self.model))
-        records = {name: Record() for name in self._updates}
-        for name, update in self._updates.items():
+        self._check_lambda(lam)
+        other = MergeResult(
+            copy.deepcopy(self.model), self.report, self._origin, self._updates, self._retained
+        )
+        other.rescale_(lam)
+        return other
+
+    def rescale_(self, lam: float) -> None:
+        """Reassemble this result's own model at another coefficient, in place; the report follows.
+
+        A sweep does this for every lambda: no geometry, no copy of the model.
+        """
+        updates = self._check_lambda(lam)
+        sink = ModelSink(self.model)
+        records = {name: Record() for name in updates}
+        for name, update in updates.items():
             write(sink.tensor(name), self._origin.models.base_tensor(name), update, lam, records[name])
         moved = {name: record.moved for name, record in records.items()}
-        retained = replace(self._retained, moved={**self._retained.moved, **moved})
-        report = replace(
+        self._retained = replace(self._retained, moved={**self._retained.moved, **moved})
+        self.report = replace(
             self.report,
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
-            retention=retained.by_group(),
-        ).with_rounding(rounding_loss(total(records.values())), sink.model.dtype)
-        return MergeResult(sink.model, report, self._origin, self._updates, retained)
+            retention=self._retained.by_group(),
+        ).with_rounding(rounding_loss(total(records.values())), self.model.dtype)
+
+    def _check_lambda(self, lam: float) -> dict[str, Tensor]:
+        """The kept updates, if lambda is a number and they were kept."""
+        check_number("lam", lam)
+        if self._updates is None:
+            raise MergeError("the geometric update was not kept; merge with keep_update=True")
+        return self._updates
 
     def save_adapter(
         self, folder: str | Path, *, rank: int | None = None, energy: float = 0.99

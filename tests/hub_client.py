@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
-from models import fine_tuned, tiny_llama
+from models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
 from peft import LoraConfig
 from test_adapters import adapted
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError, load_report
+from coram_hf import CoramConfig, CoramMerger, MergeError, evaluate_folder, load_report
 from coram_hf.hub import push_folder
 
 
@@ -77,6 +77,28 @@ def stale_shards(folder):
     HfApi().upload_file(path_or_fileobj=b"1", path_in_repo="exp/adapter.safetensors", repo_id="me/many")
     merged.push_to_hub("me/many")
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("me/many")), logits(merged.model.eval()))
+
+
+def evaluated(folder):
+    """Results go to the Hub with the weights that got them, and leave with them, from an edited card, too."""
+    merged = result()
+    merged.save_pretrained(folder / "evaluated")
+    tiny_tokenizer().save_pretrained(folder / "evaluated")
+    evaluate_folder(folder / "evaluated", [choice_task(folder / "math.jsonl", 0)])
+    push_folder(folder / "evaluated", "me/evaluated")
+    (found,) = ModelCard.load("me/evaluated").data.eval_results
+    assert found.dataset_name == "math"
+    assert HfApi().file_exists("me/evaluated", "eval_results.json")
+    card = ModelCard.load("me/evaluated")
+    card.text += "\nMy words.\n"
+    HfApi().upload_file(
+        path_or_fileobj=card.content.encode(), path_in_repo="README.md", repo_id="me/evaluated"
+    )
+    merged.with_lambda(2.5).push_to_hub("me/evaluated")
+    card = ModelCard.load("me/evaluated")
+    assert card.data.eval_results is None
+    assert "My words." in card.text
+    assert not HfApi().file_exists("me/evaluated", "eval_results.json")
 
 
 def pull_request(folder):

@@ -66,6 +66,7 @@ def test_push_and_load_back(client):
     assert hub.repositories["me/merged"]["main"]["commits"] == ["A first merge"]
     client("edited_card")
     client("stale_shards")
+    client("evaluated")
     weights = {name for name in hub.files("me/many") if "safetensors" in name}
     assert weights == {"model.safetensors", "exp/adapter.safetensors"}
     url = client("pull_request")

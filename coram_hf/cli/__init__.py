@@ -6,14 +6,18 @@ import sys
 
 import typer
 
+from coram_hf.cli.compare import compare
+from coram_hf.cli.evaluate import evaluate
 from coram_hf.cli.merge import inspect, merge
 from coram_hf.cli.push import push
+from coram_hf.cli.sweep import sweep
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (inspect, merge, push):
+for command in (inspect, merge, sweep, compare, push):
     app.command()(command)
+app.command("eval")(evaluate)
 
 
 def main() -> None:

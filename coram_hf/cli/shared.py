@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect as introspection
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
+    from coram_hf.config import CoramConfig
     from coram_hf.recipe import Recipe
 
 SOURCE = "path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
@@ -50,12 +52,33 @@ OPTIONS = {
     "allow_pickle": (bool, "Read pickled checkpoints, tensors only."),
 }
 
+Tasks = Annotated[
+    list[str],
+    typer.Option(help="A .jsonl file, or the name or .yaml file of a task of lm-eval; several times or a,b."),
+]
+Limit = Annotated[int | None, typer.Option(help="Number of questions of each task.")]
+Lines = Annotated[
+    list[str] | None,
+    typer.Option(help="A configuration by its line, such as lr.ties; may be given several times."),
+]
+Baselines = Annotated[
+    list[str] | None,
+    typer.Option(help="A method or preset to compare with, by default all; may be given several times."),
+]
+NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with none.")]
 
-def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, before its own options, those that describe a merge; they arrive as `given`."""
+
+def with_shared_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """Give a command, before its own options, those that describe a merge; they arrive as `given`.
+
+    An option of the command's own takes the place of a shared one of that name; those `without` are left out.
+    """
     own = list(introspection.signature(command).parameters.values())[1:]
+    left_out = {*without, *(parameter.name for parameter in own)}
     shared = []
     for name, (kind, info) in {**SOURCES, **METHOD, **OPTIONS}.items():
+        if name in left_out:
+            continue
         info = typer.Option(help=info) if isinstance(info, str) else info
         default = False if kind is bool else None
         shared.append(
@@ -65,7 +88,8 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
         )
 
     def wrapped(**everything: Any) -> None:
-        given = {parameter.name: everything.pop(parameter.name) for parameter in shared}
+        given = dict.fromkeys(left_out)
+        given |= {parameter.name: everything.pop(parameter.name) for parameter in shared}
         command(given, **everything)
 
     hints = get_type_hints(command, include_extras=True)
@@ -101,6 +125,31 @@ def read_given(given: dict[str, Any]) -> Recipe:
         {**recipe.parameters, **parameters},
         {**recipe.options, **options},
     )
+
+
+def read_lines(
+    given: dict[str, Any], lines: Sequence[str] | None, heights: Sequence[int] | None = None
+) -> tuple[Recipe, list[CoramConfig]]:
+    """The recipe, and a configuration for every line at every slice height."""
+    recipe = read_given(given)
+    if recipe.method != "coram":
+        raise ValueError(
+            f"the recipe's method is {recipe.method}, which has no lambda; name it as --baseline"
+        )
+    parameters = [{**recipe.parameters, "line": line} for line in lines or ()] or [recipe.parameters]
+    if heights:
+        parameters = [{**values, "slice_height": height} for values in parameters for height in heights]
+    return recipe, [replace(recipe, parameters=values).config() for values in parameters]
+
+
+def split_tasks(tasks: Sequence[str]) -> list[str]:
+    """Tasks that are given one by one or separated by commas."""
+    return [
+        name
+        for text in tasks
+        for name in ([text] if Path(text).exists() else text.split(","))
+        if name.strip()
+    ]
 
 
 def _parameter(text: str) -> tuple[str, Any]:

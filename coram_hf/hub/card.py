@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from coram_hf.errors import MergeError
 from coram_hf.hub.again import command_line, load_code, python_code
 from coram_hf.hub.license import strictest
+from coram_hf.hub.model_index import with_results
 from coram_hf.hub.text import fenced, inline, number, table
 from coram_hf.report import MergeReport
+from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_updates
 from coram_hf.report.merge_report import file_hashes
 from coram_hf.sources.parent_card import HUB_ID
@@ -71,20 +73,30 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
 def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
     """Write report, figure and card beside the weights of a merge, whose hashes go into the report."""
     complete = replace(report, files=file_hashes(folder))
-    path = folder / "README.md"
-    edited = edited_card(path, folder)
+    edited = edited_card(folder / "README.md", folder)
+    if EvalResults.load(folder, complete.files) is None:
+        (folder / EVAL_NAME).unlink(missing_ok=True)
     complete.save(folder)
     draw_updates(complete, folder)
     if edited:
-        path.write_text(renewed_card(edited, complete), encoding="utf-8", errors="replace")
+        renew_card(edited, complete, folder)
     else:
         write_card(complete, folder, card_data)
 
 
 def write_card(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
     """Write the whole card of a merge into its folder."""
-    text = render_card(report, card_data).content
-    (folder / "README.md").write_text(text, encoding="utf-8", errors="replace")
+    _write(render_card(report, card_data).content, report, folder)
+
+
+def renew_card(text: str, report: MergeReport, folder: Path) -> None:
+    """Write a card that may have been edited, with our section and the results made anew."""
+    _write(renewed_card(text, report), report, folder)
+
+
+def _write(text: str, report: MergeReport, folder: Path) -> None:
+    whole = with_results(text, EvalResults.load(folder, report.files))
+    (folder / "README.md").write_text(whole, encoding="utf-8", errors="replace")
 
 
 def edited_card(path: Path, folder: Path) -> str:
@@ -93,8 +105,9 @@ def edited_card(path: Path, folder: Path) -> str:
     if BEGIN not in text:
         return ""
     try:
-        return "" if text == render_card(MergeReport.load(folder)).content else text
-    except (MergeError, OSError):
+        made = render_card(MergeReport.load(folder)).content
+        return "" if with_results(text, None) == made else text
+    except (ValueError, OSError, yaml.YAMLError):
         return text
 
 

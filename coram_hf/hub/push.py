@@ -10,13 +10,14 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from coram_hf.errors import MergeError
-from coram_hf.hub.card import edited_card, renewed_card, write_card
+from coram_hf.hub.card import edited_card, renew_card, write_card
 from coram_hf.report import MergeReport
+from coram_hf.report.eval_results import EVAL_NAME
 from coram_hf.report.merge_report import REPORT_NAME, file_hashes
 
 CARD = "README.md"
-STALE = ["*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
-"""Weights of an earlier push, which would lie beside those of this one."""
+STALE = ["*.safetensors", "*.safetensors.index.json", "pytorch_model*", EVAL_NAME]
+"""Weights of an earlier push, and what they got, which would lie beside those of this one."""
 
 ADVICE = {
     401: "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
@@ -127,7 +128,7 @@ def _renew_card(
     text = "" if fresh else edited_card(path, folder)
     text = text or _remote_edited(api, repository, revision)
     if text:
-        path.write_text(renewed_card(text, report), encoding="utf-8", errors="replace")
+        renew_card(text, report, folder)
     elif not path.is_file():
         write_card(report, folder)
 

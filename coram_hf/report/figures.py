@@ -41,7 +41,7 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
 
 
 def _draw_sizes(axes: Any, report: MergeReport) -> None:
-    names = [_label(name) for name in report.relative_updates]
+    names = [plain_label(name) for name in report.relative_updates]
     axes.barh(range(len(names)), list(report.relative_updates.values()), color="#4477aa")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -67,7 +67,7 @@ def _draw_dispersion(axes: Any, report: MergeReport) -> None:
     axes.legend(loc="lower right", fontsize=7)
 
 
-def _label(name: str) -> str:
+def plain_label(name: str) -> str:
     """A name as plain text for matplotlib, which reads dollars as mathematics."""
     text = "".join(c if c.isprintable() else " " for c in name)
     return (text if len(text) <= LABEL else f"{text[: LABEL - 3]}...").replace("$", r"\$")

@@ -54,6 +54,12 @@ class Models:
         grown = self.vocabulary.grows and name in self.vocabulary.token_axis
         return self.tensors(name)[0] if grown else self.base[name]
 
+    def expert_tensor(self, expert: str, name: str) -> Tensor:
+        """One tensor of one expert alone, likewise."""
+        if self.vocabulary.grows and name in self.vocabulary.token_axis:
+            return self.tensors(name)[1][list(self.experts).index(expert)]
+        return self.vocabulary.align(name, self.base[name], {expert: self.experts[expert][name]})[1][0]
+
     def tensors(self, name: str) -> tuple[Tensor, list[Tensor]]:
         """One tensor of the base and of every expert."""
         experts = {expert: weights[name] for expert, weights in self.experts.items()}

@@ -1,0 +1,78 @@
+"""`coram-hf compare`."""
+
+from __future__ import annotations
+
+import html
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coram_hf.cli.shared import (
+    Baselines,
+    Limit,
+    Lines,
+    NoBaselines,
+    read_lines,
+    split_tasks,
+    with_shared_options,
+)
+
+InDomain = Annotated[
+    list[str],
+    typer.Option("--in-domain", "--tasks", help="The experts' own tasks: .jsonl files, or those of lm-eval."),
+]
+OutOfDomain = Annotated[list[str] | None, typer.Option(help="Tasks that no expert was trained for.")]
+Range = Annotated[
+    str | None,
+    typer.Option(
+        "--lambda", help="Where the best lambda is looked for: start:stop:step; without it nowhere."
+    ),
+]
+Experts = Annotated[bool, typer.Option("--experts/--no-experts", help="Score the experts, too.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder for the table, the numbers, and a journal.")
+]
+
+
+@partial(with_shared_options, without=("method", "parameter"))
+def compare(
+    given: dict[str, Any],
+    in_domain: InDomain,
+    out_of_domain: OutOfDomain = None,
+    line: Lines = None,
+    lam: Range = None,
+    baseline: Baselines = None,
+    no_baselines: NoBaselines = False,
+    score_experts: Experts = True,
+    limit: Limit = None,
+    output: Output = None,
+) -> None:
+    """Compare lines of CORAM with all baselines on one suite, in the layout of the paper's main tables.
+
+    A line is scored at the lambda of the rule; the best lambda stands beside it. With an output folder, a
+    comparison that was stopped goes on where it was.
+    """
+    from coram_hf.compare import RIVALS, compare_methods
+
+    recipe, configs = read_lines(given, line)
+    try:
+        found = compare_methods(
+            recipe.base,
+            recipe.experts,
+            configs,
+            tasks=split_tasks(in_domain),
+            out_of_domain=split_tasks(out_of_domain or ()),
+            lambdas=lam or (),
+            baselines=() if no_baselines else baseline or RIVALS,
+            score_experts=score_experts,
+            limit=limit,
+            output=output,
+            **recipe.options,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    print(html.unescape(str(found)))
+    if output is not None:
+        print(f"written to {output}")

@@ -1,0 +1,32 @@
+"""`coram-hf eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coram_hf.cli.shared import Limit, Tasks, split_tasks
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="The folder of a model, merged or not.")],
+    tasks: Tasks,
+    limit: Limit = None,
+    device: Annotated[str | None, typer.Option(help="Where the model runs: cpu, cuda, mps or auto.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run custom code of the model.")] = False,
+) -> None:
+    """Score a model on tasks, and put the results into eval_results.json and on its card.
+
+    Results of the same tasks are replaced, others are kept.
+    """
+    from coram_hf.folder_evaluation import evaluate_folder
+
+    results = evaluate_folder(
+        folder, split_tasks(tasks), limit=limit, device=device, trust_remote_code=trust_remote_code
+    )
+    for result in results:
+        error = "" if result.standard_error is None else f" +- {result.standard_error:.4f}"
+        print(f"{result.task}: {result.metric} {result.value:.4f}{error} ({result.questions} questions)")
+    print(f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}")

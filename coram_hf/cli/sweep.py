@@ -1,0 +1,64 @@
+"""`coram-hf sweep`."""
+
+from __future__ import annotations
+
+import html
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coram_hf.cli.shared import (
+    Baselines,
+    Limit,
+    Lines,
+    NoBaselines,
+    Tasks,
+    read_lines,
+    split_tasks,
+    with_shared_options,
+)
+
+Range = Annotated[str, typer.Option("--lambda", help="start:stop:step, or numbers separated by commas.")]
+Heights = Annotated[list[int] | None, typer.Option(help="Rows per slice, h; may be given several times.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the table, figure and numbers.")]
+
+
+@partial(with_shared_options, without=("method", "parameter"))
+def sweep(
+    given: dict[str, Any],
+    lam: Range,
+    tasks: Tasks,
+    output: Output,
+    line: Lines = None,
+    slice_height: Heights = None,
+    baseline: Baselines = None,
+    no_baselines: NoBaselines = False,
+    limit: Limit = None,
+) -> None:
+    """Score a merge over lambda: the rule's lambda, the optimum, the gap between them, and the baselines.
+
+    Every line is merged once. A sweep that was stopped goes on where it was when the same command is run
+    again.
+    """
+    from coram_hf.baselines import METHODS
+    from coram_hf.sweep import run_sweep
+
+    recipe, configs = read_lines(given, line, slice_height)
+    try:
+        found = run_sweep(
+            recipe.base,
+            recipe.experts,
+            configs,
+            lambdas=lam,
+            tasks=split_tasks(tasks),
+            output=output,
+            baselines=() if no_baselines else baseline or tuple(METHODS),
+            limit=limit,
+            **recipe.options,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    print(html.unescape(str(found)))
+    print(f"written to {output}")

@@ -1,0 +1,68 @@
+"""Score the model in a folder, and write what it got beside it and on its card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from coram_hf.errors import MergeError, reason
+from coram_hf.hub.model_index import with_results
+from coram_hf.output import write_whole
+from coram_hf.processes import compute_device
+from coram_hf.report.eval_results import EvalResults, Result
+from coram_hf.report.merge_report import file_hashes
+from coram_hf.tasks import Scorer, open_tasks
+
+
+def evaluate_folder(
+    folder: str | Path,
+    tasks: Sequence[str | Path | Scorer],
+    *,
+    limit: int | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> list[Result]:
+    """Score the model of a folder; the results go into eval_results.json and the card's `model-index`.
+
+    Results of the same tasks are replaced; all others stay, unless the weights have changed since.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise MergeError(f"{folder} is not the folder of a model: it has no config.json")
+    scorers = open_tasks(tasks, limit)
+    place = compute_device(device)
+    model, tokenizer = _load(folder, trust_remote_code)
+    if place is not None:
+        model.to(place)  # type: ignore[arg-type]
+    results = [result for scorer in scorers for result in scorer(model, tokenizer)]
+    files = file_hashes(folder)
+    earlier = EvalResults.load(folder, files) or EvalResults(folder.resolve().name, files)
+    found = earlier.replaced(results)
+    found.save(folder)
+    _put_on_card(found, folder / "README.md")
+    return results
+
+
+def _load(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", trust_remote_code=trust_remote_code
+        )
+        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # files of others fail in many ways
+        raise MergeError(f"{folder} does not load as a causal language model: {reason(error)}") from error
+
+
+def _put_on_card(found: EvalResults, path: Path) -> None:
+    text = path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n"
+    try:
+        write_whole(path, with_results(text, found))
+    except (ValueError, yaml.YAMLError) as error:
+        raise MergeError(
+            f"the results are written, but not on the card: the metadata of {path} cannot be read "
+            f"({reason(error)})"
+        ) from error

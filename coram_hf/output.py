@@ -1,0 +1,36 @@
+"""Files that are there whole or not at all, and folders for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
+    """A folder to write into, without earlier results, so that what it holds in the end is of this run."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; the output is a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Another name to write a file under, which gets its own once it is whole."""
+    partial = path.with_name(f".{path.name}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that it is there whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", errors="replace")

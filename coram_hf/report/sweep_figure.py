@@ -1,0 +1,56 @@
+"""The figure of a sweep: score against lambda, the rule's lambda, the optimum, and the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coram_hf.report.figures import plain_label
+
+if TYPE_CHECKING:
+    from coram_hf.sweep import Sweep
+
+COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#cc3311")
+REFERENCE = "#999999"
+SPACING = 0.035
+"""Least distance of two names, as a share of the height."""
+
+
+def draw_sweep(sweep: Sweep, path: Path) -> None:
+    """Write the figure as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained", dpi=110)
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    for i, line in enumerate(sweep.lines):
+        colour = COLOURS[i % len(COLOURS)]
+        lambdas = [point.lam for point in line.points]
+        label = f"{line.name}: gap {100 * line.gap:.2f}"
+        axes.plot(
+            lambdas, [100 * p.average for p in line.points], "o-", color=colour, markersize=3, label=label
+        )
+        axes.axvline(line.rule.lam, linestyle="--", linewidth=1, color=colour)
+        axes.plot([line.best.lam], [100 * line.best.average], "*", color=colour, markersize=13)
+    _draw_references(axes, sweep.reference_averages)
+    axes.set_xlabel(r"$\lambda$ (dashed: the rule's; star: the swept optimum)")
+    axes.set_ylabel(f"average over {len(sweep.tasks)} tasks" if len(sweep.tasks) > 1 else "score")
+    axes.legend(fontsize=8)
+    figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _draw_references(axes: Any, averages: Mapping[str, float]) -> None:
+    """Dotted lines, each with its name in the right margin, clear of the name below it."""
+    for score in averages.values():
+        axes.axhline(100 * score, linestyle=":", linewidth=1, color=REFERENCE)
+    low, high = axes.get_ylim()
+    place = low
+    for name, score in sorted(averages.items(), key=lambda pair: pair[1]):
+        place = max(100 * score, place + (high - low) * SPACING)
+        axes.annotate(
+            plain_label(name), (1, 100 * score), (1.03, place), xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"), va="center", fontsize=7, color="#555555",
+            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": REFERENCE},
+        )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Scores of models by task, and of a line over lambda: the rule's point, the optimum, the gap."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coram_hf.config import CoramConfig
+from coram_hf.report.eval_results import Result
+
+Results = dict[str, Result]
+"""What one model got, by task."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A line at one lambda, and its results."""
+
+    lam: float
+    results: Results
+
+    @property
+    def average(self) -> float:
+        return average(self.results)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the average: sqrt(sum of squared errors) / number of tasks, where all are known."""
+        errors = [result.standard_error for result in self.results.values()]
+        known = [error for error in errors if error is not None]
+        return math.hypot(*known) / len(known) if len(known) == len(errors) else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One configuration over several lambdas: the points in order, that of the rule among them.
+
+    facts: D, kappa, c_RMS, sources and more, from the report of the merge. beyond: the results at the rule's
+    lambda on tasks that the sweep does not see.
+    """
+
+    config: CoramConfig
+    facts: dict[str, Any]
+    points: tuple[Point, ...]
+    beyond: Results
+
+    @property
+    def name(self) -> str:
+        return self.config.line
+
+    @property
+    def rule(self) -> Point:
+        """The point at lambda = kappa * scale."""
+        return next(point for point in self.points if point.lam == self.facts["lam"])
+
+    @property
+    def best(self) -> Point:
+        """The swept optimum; of equal ones the nearest to the rule's."""
+        return max(self.points, key=lambda p: (p.average, -abs(p.lam - self.facts["lam"])))
+
+    @property
+    def gap(self) -> float:
+        """Average at the optimum less that at the rule's lambda; never negative."""
+        return self.best.average - self.rule.average
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the optimum is the first or the last lambda, and may lie further out."""
+        return len(self.points) > 1 and self.best.lam in (self.points[0].lam, self.points[-1].lam)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number, as plain values."""
+        return {
+            "line": self.name,
+            "config": self.config.to_dict(),
+            **{key: value for key, value in self.facts.items() if key != "lam"},
+            "rule": {"lam": self.rule.lam, "average": self.rule.average},
+            "best": {"lam": self.best.lam, "average": self.best.average},
+            "kappa_best": self.best.lam / self.facts["sqrt_n"],
+            "gap": self.gap,
+            "points": [
+                {"lam": p.lam, "average": p.average, "results": plain(p.results)} for p in self.points
+            ],
+        }
+
+
+def average(results: Results) -> float:
+    """The mean over tasks."""
+    return math.fsum(result.value for result in results.values()) / len(results)
+
+
+def plain(results: Results) -> dict[str, Any]:
+    """Results as plain values."""
+    return {task: asdict(result) for task, result in results.items()}
+
+
+def percent(value: float) -> str:
+    """An accuracy in points, as the paper's tables have it."""
+    return f"{100 * value:.2f}"

@@ -1,0 +1,162 @@
+"""The lambda sweep: score against lambda for one or several lines, the rule's choice beside the optimum."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Unpack
+
+from coram_hf.baselines import METHODS
+from coram_hf.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
+from coram_hf.config import CoramConfig
+from coram_hf.hub.text import inline, table
+from coram_hf.journal import Journal
+from coram_hf.options import MergeOptions
+from coram_hf.output import output_folder, replacing, write_whole
+from coram_hf.report.sweep_figure import draw_sweep
+from coram_hf.scores import Line, Results, average, percent, plain
+from coram_hf.sources import Expert, Experts
+from coram_hf.tasks import Scorer, open_tasks
+
+JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"
+MOST = 1000
+"""Lambdas in one range; more are a slip of the pen."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The lines of a sweep, and the base and the baselines for reference; averages are over `tasks`."""
+
+    tasks: tuple[str, ...]
+    lines: tuple[Line, ...]
+    references: dict[str, Results]
+
+    @property
+    def reference_averages(self) -> dict[str, float]:
+        return {name: average(results) for name, results in self.references.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every number, as plain values."""
+        return {
+            "tasks": list(self.tasks),
+            "lines": [line.to_dict() for line in self.lines],
+            "references": {name: plain(results) for name, results in self.references.items()},
+        }
+
+    def __str__(self) -> str:
+        """The paper's rule-versus-optimum table, all points, and the references, in Markdown."""
+        parts = [self._rule_versus_optimum(), self._points()]
+        rows = [[inline(name), percent(score)] for name, score in self.reference_averages.items()]
+        parts.append(table(["reference", "average"], rows))
+        error = self.lines[0].rule.standard_error
+        if error is not None:
+            parts.append(f"One standard error of an average is about {percent(error)} points.")
+        edge = [line.name for line in self.lines if line.at_edge]
+        if edge:
+            parts.append(f"The optimum lies at an end of the range for {', '.join(edge)}: widen it.")
+        return "\n\n".join(parts) + "\n"
+
+    def _rule_versus_optimum(self) -> str:
+        header = ["line", "D", "kappa", "rule lambda", "rule score", "best lambda", "best score", "gap"]
+        rows = [
+            [
+                line.name,
+                f"{float(line.facts['dispersion']):.2f}",
+                f"{line.facts['kappa']:g}",
+                f"{line.rule.lam:.2f}",
+                percent(line.rule.average),
+                f"{line.best.lam:.2f}",
+                percent(line.best.average),
+                percent(line.gap),
+            ]
+            for line in self.lines
+        ]
+        return table(header, rows)
+
+    def _points(self) -> str:
+        header = ["line", "lambda", *map(inline, self.tasks), "average", ""]
+        rows = [
+            [
+                line.name,
+                f"{point.lam:.4g}",
+                *(percent(point.results[task].value) for task in self.tasks),
+                percent(point.average),
+                " ".join(["rule"] * (point is line.rule) + ["best"] * (point is line.best)),
+            ]
+            for line in self.lines
+            for point in line.points
+        ]
+        return table(header, rows)
+
+    def save(self, folder: Path) -> None:
+        """Write numbers, table and figure, each of them whole or not at all."""
+        with replacing(folder / FIGURE) as figure:
+            draw_sweep(self, figure)
+        write_whole(folder / TABLE, str(self))
+        write_whole(folder / JSON, json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def run_sweep(
+    base: Expert,
+    experts: Experts,
+    lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
+    *,
+    lambdas: str | Iterable[float],
+    tasks: Sequence[str | Path | Scorer],
+    output: str | Path | None = None,
+    baselines: Sequence[str] = tuple(METHODS),
+    limit: int | None = None,
+    **options: Unpack[MergeOptions],
+) -> Sweep:
+    """Merge every line once, reassemble it at every lambda and at the rule's, and score each.
+
+    Args:
+        base, experts, options: as for `CoramMerger`.
+        lines: configurations or their lines.
+        lambdas: numbers, or a text such as "1.0:3.0:0.1" or "1,1.5,2".
+        tasks: paths of .jsonl tasks, names or YAML files of lm-eval tasks.
+        output: a folder for sweep.json, sweep.md, sweep.png and the journal. A sweep that was interrupted
+            goes on where it was; points whose inputs, tasks or options have changed are scored again, as are
+            those of models in memory.
+        baselines: reference lines, by the name of a method or of a preset.
+        limit: the number of questions of each task.
+    """
+    configs = read_lines(lines)
+    wanted = parse_lambdas(lambdas) if isinstance(lambdas, str) else check_lambdas(lambdas)
+    presets = read_baselines(baselines)
+    scorers = open_tasks(tasks, limit)
+    journal = Journal(None if output is None else Path(output) / JOURNAL)
+    bench = Bench(base, experts, journal, shared_options(configs[0]), options)
+    folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
+    swept = tuple(bench.line(config, wanted, scorers) for config in configs)
+    references = {"base": bench.base(scorers)}
+    references |= {name: bench.baseline(preset, scorers) for name, preset in presets.items()}
+    sweep = Sweep(tuple(task.name for task in scorers), swept, references)
+    if folder is not None:
+        sweep.save(folder)
+    return sweep
+
+
+def parse_lambdas(text: str) -> list[float]:
+    """`start:stop:step`, with stop, or numbers separated by commas."""
+    parts = text.split(":")
+    try:
+        numbers = [Decimal(part.strip()) for part in (parts if len(parts) > 1 else text.split(","))]
+    except InvalidOperation:
+        numbers = []
+    if not numbers or len(parts) not in (1, 3) or not all(number.is_finite() for number in numbers):
+        raise ValueError(f"lambda: {text!r} is neither start:stop:step nor numbers separated by commas")
+    if len(parts) == 3:
+        start, stop, step = numbers
+        if step <= 0 or stop < start:
+            raise ValueError(f"lambda: {text!r} holds no number; stop must not be below start, nor step 0")
+        count = int((stop - start) / step + Decimal("1e-9")) + 1
+        if count > MOST:
+            raise ValueError(f"lambda: {text!r} holds {count} numbers; at most {MOST} are swept")
+        numbers = [start + i * step for i in range(count)]
+    return check_lambdas(map(float, numbers))

@@ -1,0 +1,76 @@
+"""Tasks by name or path: .jsonl files for the light scorer, all others for lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from coram_hf.evaluate import Task, check_limit, read_task, score
+from coram_hf.journal import digest
+from coram_hf.report.eval_results import Result
+
+LIGHT = "coram-hf light scorer"
+
+
+class Scorer(Protocol):
+    """A task that a model can be scored on.
+
+    identity: a hash of the questions and of how they are asked; other identities, other scores.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    def __call__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Result]:
+        """All metrics of the task; the first is the one that counts."""
+        ...
+
+
+@dataclass(frozen=True)
+class LightScorer:
+    """The first `limit` questions of a task of ours."""
+
+    task: Task
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @cached_property
+    def identity(self) -> str:
+        return digest(LIGHT, *self.task.questions[: self.limit])
+
+    def __call__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Result]:
+        found = score(model, tokenizer, self.task, self.limit)
+        return [Result(self.name, "accuracy", found.accuracy, found.standard_error, found.total, LIGHT)]
+
+
+def open_tasks(tasks: Sequence[str | Path | Scorer], limit: int | None = None) -> list[Scorer]:
+    """Read and check all tasks: paths of .jsonl files, names or YAML files of lm-eval tasks, or scorers."""
+    check_limit(limit)
+    if not tasks:
+        raise ValueError("tasks: name at least one, a .jsonl file or an lm-eval task")
+    found: list[Scorer] = []
+    for task in tasks:
+        if not isinstance(task, str | Path):
+            found.append(task)
+        elif str(task).endswith(".jsonl"):
+            found.append(LightScorer(read_task(task), limit))
+        else:
+            from coram_hf.harness import open_harness_tasks
+
+            found += open_harness_tasks(str(task), limit)
+    names = [scorer.name for scorer in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"tasks: two are called {name!r}; rename one")
+    return found
