@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coram_hf.report.text import readable
+
 if TYPE_CHECKING:
     from coram_hf.report.merge_report import MergeReport
 
@@ -18,6 +20,15 @@ PAPER_BASES = {
     "Gemma-2-9B": 16.0,
 }
 """D of the bases on which the paper has calibrated its rule."""
+
+PAPER_KAPPA = {
+    "Qwen2.5-VL-7B": (1.01, 1.16),
+    "Gemma-2-2B": (1.07, 1.07),
+    "Llama-3.2-3B": (1.12, 1.21),
+    "Llama-3.1-8B": (1.03, 1.12),
+    "Gemma-2-9B": (0.45, 0.58),
+}
+"""The range of lambda* / sqrt(N), over the paper's configurations, that was best in its sweeps."""
 
 LABEL = 40
 """Characters of a name beside a bar."""
@@ -41,7 +52,7 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
 
 
 def _draw_sizes(axes: Any, report: MergeReport) -> None:
-    names = [_label(name) for name in report.relative_updates]
+    names = [label(name) for name in report.relative_updates]
     axes.barh(range(len(names)), list(report.relative_updates.values()), color="#4477aa")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -67,7 +78,6 @@ def _draw_dispersion(axes: Any, report: MergeReport) -> None:
     axes.legend(loc="lower right", fontsize=7)
 
 
-def _label(name: str) -> str:
+def label(name: str) -> str:
     """A name as plain text for matplotlib, which reads dollars as mathematics."""
-    text = "".join(c if c.isprintable() else " " for c in name)
-    return (text if len(text) <= LABEL else f"{text[: LABEL - 3]}...").replace("$", r"\$")
+    return readable(name, LABEL).replace("$", r"\$")
