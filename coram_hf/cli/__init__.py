@@ -8,12 +8,14 @@ import typer
 
 from coram_hf.cli.merge import inspect, merge
 from coram_hf.cli.push import push
+from coram_hf.cli.report import report
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 for command in (inspect, merge, push):
     app.command()(command)
+app.add_typer(report, name="report")
 
 
 def main() -> None:

@@ -158,9 +158,16 @@ def _mean(updates: Tensor, weights: Tensor) -> Tensor:
 
 
 def _geometry(found: Dissected) -> Anatomy:
-    numbers = {name: value.to("cpu", torch.float64) for name, value in found._asdict().items() if name != "frameless"}
-    lists = {name: [numbers.pop(name)] for name in ("errors", "angles", "conditions")}
-    return Anatomy(**numbers, **lists, frameless=found.frameless)
+    squares, dots, *lists = (t.to("cpu", torch.float64) for t in found[:5])
+    errors, angles, conditions = ([values] for values in lists)
+    return Anatomy(
+        squares=squares,
+        dots=dots,
+        errors=errors,
+        angles=angles,
+        conditions=conditions,
+        frameless=found.frameless,
+    )
 
 
 def _contrast(base: Tensor, row_squares: Tensor, config: CoramConfig, like: Tensor) -> Iterator[Tensor]:

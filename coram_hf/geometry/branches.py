@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coram_hf.config import Branch
 from coram_hf.geometry import rotations
 from coram_hf.geometry.kernel import FACTORS, GRAM_CONDITION, RANK_TOLERANCE, SPECTRUM_FLOOR
 
@@ -163,7 +164,7 @@ def _by_svd(stack: Tensor, weights: Tensor, layout: Layout) -> Dissected:
 class _Left(NamedTuple):
     """U_0 Qbar S_0 (I + dSbar) by branch, and the error and angle of every rotation."""
 
-    left: dict[str, Tensor]
+    left: dict[Branch, Tensor]
     errors: Tensor
     angles: Tensor
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from coram_hf.report.diagnostics.scales import FORMULAS
 from coram_hf.report.retention import GROUPS
+from coram_hf.report.text import readable, show
 
 SUBSETS = {
     "s": "dS only",
@@ -130,3 +132,20 @@ SHEETS: dict[str, Callable[[Numbers], list[Sheet]]] = {
     "conflict": _conflict,
     "retention": _retention,
 }
+
+
+def print_sheets(tables: Iterable[Sheet]) -> None:
+    """Print tables on a terminal, or into a pipe."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for sheet in tables:
+        table = Table(box=box.SIMPLE_HEAD)
+        for i, head in enumerate(sheet.header):
+            table.add_column(Text(readable(head, 40)), justify="right" if i else "left")
+        for row in sheet.rows:
+            table.add_row(*(Text(show(cell)) for cell in row))
+        console.print(Text(sheet.title, style="bold"), table)

@@ -22,6 +22,7 @@ from coram_hf.report.diagnostics.rows import ownership_numbers
 from coram_hf.report.diagnostics.scales import contraction_numbers
 from coram_hf.report.diagnostics.sizes import dispersion_numbers, threshold_numbers
 from coram_hf.report.diagnostics.subsets import branch_numbers, cancellation
+from coram_hf.report.text import write_whole
 from coram_hf.sources import Expert, Experts, Models, open_models
 
 SECTIONS = {
@@ -112,12 +113,12 @@ def retention(base: Expert, experts: Experts, merged: Experts, **options: Any) -
 
 def write_json(numbers: Mapping[str, Any], path: Path) -> None:
     """Write the numbers of a report."""
-    path.write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
 
 
 def _open_merged(base: Expert, merged: Experts, options: MergeOptions) -> Models:
     """Merged models beside the base, checked as experts are."""
-    told: Any = {key: options[key] for key in ("trust_remote_code", "allow_pickle") if key in options}  # type: ignore[literal-required]
+    told: Any = {key: options[key] for key in ("trust_remote_code", "allow_pickle") if key in options}
     try:
         return open_models(base, merged, **told)
     except MergeError as error:
@@ -128,6 +129,7 @@ def _models(findings: Findings) -> dict[str, Any]:
     engine = findings.engine
     return {
         "line": engine.config.line,
+        "branch": engine.config.branch,
         "class": type(engine.base).__name__,
         "base": engine.models.base.location,
         "experts": findings.experts,

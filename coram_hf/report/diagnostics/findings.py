@@ -126,9 +126,9 @@ def walk(
 
 
 def _record(anatomy: Anatomy, factors: Iterable[float]) -> Record:
-    squares = anatomy.inner.diagonal().tolist()
+    squares = zip(anatomy.inner.diagonal().tolist(), factors, strict=True)
     record = Record()
-    record.measure(anatomy.base, [square / factor**2 for square, factor in zip(squares, factors, strict=True)])
+    record.measure(anatomy.base, [square / factor**2 for square, factor in squares])
     return record
 
 

@@ -18,6 +18,4 @@ def retained(findings: Findings, name: str) -> dict[str, float | None]:
     """The same for one parameter."""
     squares = findings.engine.survey.tensors[name].updates
     rms = math.fsum(squares) / len(squares)
-    return {
-        model: math.sqrt(moved[name] / rms) if rms else None for model, moved in findings.moved.items()
-    }
+    return {model: math.sqrt(moved[name] / rms) if rms else None for model, moved in findings.moved.items()}

@@ -21,7 +21,7 @@ def audit_numbers(findings: Findings) -> dict[str, Any]:
     """The paper's table of the geometric operators.
 
     rotation_log: mean and largest |exp(log Q) - Q| / |Q| over all slices and experts, and how many rotations
-    turn by more than 3. condition: of S_0, sigma_max / sigma_min, by way of slicing; its histogram is over log10.
+    turn by more than 3. condition: of S_0, sigma_max / sigma_min, by way of slicing; histogram: its log10.
     """
     whole, spread = findings.whole, findings.engine.config.spread
     errors, angles = _flat(whole.errors), _flat(whole.angles)

@@ -9,7 +9,7 @@ from coram_hf.report.diagnostics.findings import Findings
 
 FORMULAS = {
     "norm_matching": "|sum_i tau_i / N| / |delta|",
-    "energy_ratio": "mean over matrices of sqrt(E_task / E_geo), E_task = mean_i |tau_i|^2, E_geo = |delta|^2",
+    "energy_ratio": "mean over matrices of sqrt(E_task / E_geo) = sqrt(mean_i |tau_i|^2 / |delta|^2)",
     "gram_cross_term": "sqrt(N sum_i |tau_i|^2 / sum_ij <tau_i, tau_j>)",
     "linear_in_n": "(N + 1) / 2",
     "sqrt_n": "sqrt(N)",
