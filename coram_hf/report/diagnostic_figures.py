@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coram_hf.amplitude import KAPPA_HIGH_DISPERSION, KAPPA_LOW_DISPERSION, UNEXPLORED_DISPERSION
-from coram_hf.report.figures import PAPER_BASES, PAPER_KAPPA, label
+from coram_hf.report.figures import PAPER_BASES, PAPER_KAPPA, draw_sizes, label
 
 Numbers = Mapping[str, Any]
 BLUE, RED, GREY = "#4477aa", "#cc3311", "#888888"
@@ -65,11 +65,7 @@ def _sizes(numbers: Numbers, figure: Any) -> None:
     """Bars of r_i."""
     found = numbers["dispersion"]["relative_updates"]
     figure.set_size_inches(7, 1.2 + 0.35 * len(found))
-    axes = figure.subplots()
-    axes.barh(range(len(found)), list(found.values()), color=BLUE)
-    axes.set_yticks(range(len(found)), [label(name) for name in found])
-    axes.invert_yaxis()
-    axes.set_xlabel(r"relative update $r_i = \|W_i - W_0\| / \|W_0\|$")
+    draw_sizes(figure.subplots(), found)
 
 
 def _kappa(numbers: Numbers, figure: Any) -> None:

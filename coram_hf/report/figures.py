@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
     figure = Figure(figsize=(8, 2.6 + 0.32 * count), layout="constrained", dpi=110)
     FigureCanvasAgg(figure)
     bars, scale = figure.subplots(2, 1, height_ratios=(0.32 * count + 0.5, 1.6))
-    _draw_sizes(bars, report)
+    draw_sizes(bars, report.relative_updates)
     _draw_dispersion(scale, report)
     path = folder / FIGURE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +52,10 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
     return path
 
 
-def _draw_sizes(axes: Any, report: MergeReport) -> None:
-    names = [label(name) for name in report.relative_updates]
-    axes.barh(range(len(names)), list(report.relative_updates.values()), color="#4477aa")
+def draw_sizes(axes: Any, relative_updates: Mapping[str, float]) -> None:
+    """Bars of r_i by expert."""
+    names = [label(name) for name in relative_updates]
+    axes.barh(range(len(names)), list(relative_updates.values()), color="#4477aa")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel(r"relative update $r_i = \|W_i - W_0\| / \|W_0\|$")

@@ -68,7 +68,10 @@ def _tiles(numbers: Mapping[str, Any]) -> list[tuple[Any, str]]:
         (dispersion["kappa"], "kappa"),
         (dispersion["lam"], "lambda"),
         (contraction["c_rms"], f"c_RMS, beside sqrt(N) = {contraction['sqrt_n']:.3g}"),
-        (numbers["branches"][numbers["models"]["branch"]]["cosine"], "cosine of the merge with the sum of updates"),
+        (
+            numbers["branches"][numbers["models"]["branch"]]["cosine"],
+            "cosine of the merge with the sum of updates",
+        ),
         (numbers["cancellation"]["ratio"], "cancellation of Q and V"),
         (numbers["conflict"]["rate"], "share of conflicting columns"),
         (worst, "largest condition number"),
