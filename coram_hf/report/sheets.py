@@ -44,7 +44,10 @@ def _dispersion(numbers: Numbers) -> list[Sheet]:
         Sheet(
             "D among the paper's bases",
             ["base", "D"],
-            [*map(list, found["paper"].items()), ["this merge", found["D"]]],
+            sorted(
+                [*map(list, found["paper"].items()), ["this merge", found["D"]]],
+                key=lambda row: float(row[1]),
+            ),
         ),
         Sheet(
             "r_i by layer",
