@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from architectures import ARCHITECTURES
 from matrices import additive_experts, multiplicative_experts, tensors, with_spectrum
 from models import fine_tuned, tiny_llama
 
@@ -22,6 +23,7 @@ from coram_hf.report import diagnostics
 from coram_hf.report.diagnostics import SECTIONS, diagnose
 from coram_hf.report.places import Place, places
 from coram_hf.report.retention import GROUPS, module_group
+from coram_hf.targets import find_targets
 
 SIZES = {"math": 0.02, "code": 0.03, "chat": 0.06}
 CONFIGS = {
@@ -389,20 +391,47 @@ def test_bad_input_is_named():
 
 
 def test_places():
-    names = [
-        "encoder.block.0.layer.0.SelfAttention.q.weight",
-        "decoder.block.0.layer.1.EncDecAttention.q.weight",
-        "decoder.block.10.layer.2.DenseReluDense.wo.weight",
-    ]
-    assert list(places(names).values()) == [
+    assert list(
+        places(
+            [
+                "encoder.block.0.layer.0.SelfAttention.q.weight",
+                "decoder.block.0.layer.0.SelfAttention.q.weight",
+                "decoder.block.0.layer.1.EncDecAttention.q.weight",
+                "encoder.block.10.layer.1.DenseReluDense.wo.weight",
+                "decoder.block.10.layer.2.DenseReluDense.wo.weight",
+            ]
+        ).values()
+    ) == [
         Place("encoder.block.0", "SelfAttention.q"),
+        Place("decoder.block.0", "SelfAttention.q"),
         Place("decoder.block.0", "EncDecAttention.q"),
+        Place("encoder.block.10", "wo"),
         Place("decoder.block.10", "wo"),
     ]
-    assert places(["model.layers.3.mlp.up_proj.weight", "head.weight"]) == {
-        "model.layers.3.mlp.up_proj.weight": Place("3", "up_proj"),
-        "head.weight": Place("", "head"),
-    }
+    assert list(
+        places(
+            [
+                "bert.encoder.layer.0.attention.output.dense.weight",
+                "bert.encoder.layer.0.output.dense.weight",
+                "h.0.mlp.experts",
+                "head.weight",
+            ]
+        ).values()
+    ) == [
+        Place("bert.encoder.layer.0", "attention.output.dense"),
+        Place("bert.encoder.layer.0", "output.dense"),
+        Place("h.0", "experts"),
+        Place("", "head"),
+    ]
+    assert list(places(["model.layers.3.mlp.up_proj.weight"]).values()) == [Place("3", "up_proj")]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_matrix_has_a_place_of_its_own(name):
+    with torch.device("meta"):
+        model = ARCHITECTURES[name].model(ARCHITECTURES[name].config)
+    names = [target.name for target in find_targets(model)]
+    assert len(set(places(names).values())) == len(names)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from coram_hf.report.diagnostics.sizes import dispersion_numbers, threshold_numb
 from coram_hf.report.diagnostics.subsets import branch_numbers, cancellation
 from coram_hf.report.text import write_whole
 from coram_hf.sources import Expert, Experts, Models, open_models
+from coram_hf.sources.parent_card import provenance
 
 SECTIONS = {
     "dispersion": dispersion_numbers,
@@ -131,7 +132,7 @@ def _models(findings: Findings) -> dict[str, Any]:
         "line": engine.config.line,
         "branch": engine.config.branch,
         "class": type(engine.base).__name__,
-        "base": engine.models.base.location,
+        "base": provenance(engine.models.base)["source"],
         "experts": findings.experts,
         "merged": list(findings.moved),
         "targets": len(findings.targets),
