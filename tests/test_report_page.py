@@ -164,7 +164,7 @@ def folders(tmp_path_factory):
 def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
     run = coram_hf(
         "report", folders / "base", folders / "math", f"coder={folders / 'code'}",
-        "--merged", folders / "code", "-o", tmp_path / "new" / "report.html",
+        "--merged", folders / "code", f"two={folders / 'math'}", "-o", tmp_path / "new" / "report.html",
         "--json", tmp_path / "numbers.json", "--figures", tmp_path / "figures", "--line", "SS(nca,mean)",
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
@@ -173,7 +173,7 @@ def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert set(SECTIONS) <= set(numbers)
     assert set(numbers["branches"]["lr"]) == {"norm_ratio", "cosine"}
-    assert list(numbers["retention"]) == ["code"]
+    assert list(numbers["retention"]) == ["code", "two"]
     assert numbers["models"]["experts"] == ["math", "coder"]
     assert set(numbers["audit"]["condition"]) == {"contiguous", "mean"}
     assert len(list((tmp_path / "figures").glob("*.png"))) == len(FIGURES)
@@ -223,6 +223,18 @@ def test_bad_commands_are_one_line(folders, monkeypatch, arguments, message):
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert not (folders / "report.html").exists()
+
+
+def test_merged_models_may_be_named_in_any_order(folders, tmp_path):
+    sources = [folders / "base", folders / "math"]
+    out = tmp_path / "numbers.json"
+    merged = ["--merged", folders / "code", "--merged", f"two={folders / 'math'}"]
+    for arguments in ([*merged, "--json", out, *sources], [*sources, *merged, "--json", out]):
+        run = coram_hf("report", "retention", *arguments)
+        assert run.returncode == 0, run.stderr
+        numbers = json.loads(out.read_text())
+        assert numbers["models"]["experts"] == ["math"]
+        assert list(numbers["retention"]) == ["code", "two"]
 
 
 def test_help_tells_both_ways():

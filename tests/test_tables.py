@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from models import fine_tuned, tiny_llama
 from rich.console import Console
+from test_cli import coram_hf
 
 from coram_hf import CoramMerger
 
@@ -79,6 +80,6 @@ def test_the_command_shows_a_table_in_a_terminal_only(tmp_path):
     text = os.read(ours, 1 << 16).decode()
     assert "─" in text
     assert "dispersion D" in text
-    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    piped = coram_hf("inspect", tmp_path / "base", tmp_path / "math").stdout
     assert "─" not in piped
     assert "r(math)" in piped

@@ -27,7 +27,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="File for the numbers.
 Figures = Annotated[Path | None, typer.Option(help="Folder for the figures as PNG, for a model card.")]
 Merged = Annotated[
     list[str] | None,
-    typer.Option(help="A merged model, by any method, as [name=]source; may be given several times."),
+    typer.Option(help="Merged models, by any method, each [name=]source, after the base and the experts."),
 ]
 
 
@@ -37,7 +37,21 @@ class DefaultGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] != "--help" and args[0] not in self.commands:
             args = [PAGE, *args]
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _repeat_merged(args))
+
+
+def _repeat_merged(args: list[str]) -> list[str]:
+    """`--merged A B` as `--merged A --merged B`, where the base and the experts come before it."""
+    if args[1:2] and args[1].startswith("-"):
+        return args
+    repeated: list[str] = []
+    following = False
+    for arg in args:
+        if following and not arg.startswith("-") and repeated[-1] != "--merged":
+            repeated.append("--merged")
+        following = arg == "--merged" or (following and not arg.startswith("-"))
+        repeated.append(arg)
+    return repeated
 
 
 report = typer.Typer(
