@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup example test test-slow style bench cards clean
+.PHONY: setup example browser test test-slow style bench cards clean
 
 setup: .venv/ready
 
@@ -13,7 +13,12 @@ setup: .venv/ready
 example: setup
 	$(BIN)/python examples/quickstart.py
 
-test: setup
+# the tests of the report's page need a browser, and skip without one
+browser:
+	@command -v chromium >/dev/null || { command -v apt-get && test "$$(id -u)" = 0 && apt-get update && \
+		apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 || echo "no chromium: the page's tests skip"
+
+test: setup browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -30,6 +35,7 @@ bench: setup
 	$(BIN)/python examples/benchmarks/kernel.py
 	$(BIN)/python examples/benchmarks/baselines.py --hidden 512
 	$(BIN)/python examples/benchmarks/streaming.py --sizes 0.1B
+	$(BIN)/python examples/benchmarks/report.py --sizes 0.1B
 
 cards: setup
 	$(BIN)/python examples/model_cards.py

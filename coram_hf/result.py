@@ -19,6 +19,7 @@ from coram_hf.hub import publish_report, push_folder
 from coram_hf.record import Record, total
 from coram_hf.report import MergeReport
 from coram_hf.report.retention import Retained
+from coram_hf.report.tables import Facts, Shown
 from coram_hf.sinks import ModelSink
 from coram_hf.sinks.assembly import rounding_loss, write
 from coram_hf.sinks.lora import write_lora
@@ -51,7 +52,7 @@ class Origin:
             logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
 
 
-class MergeResult:
+class MergeResult(Shown):
     """A merged model in the base's class, with the report of its merge.
 
     The kept geometric update costs 4 bytes a target parameter (8 for float64 models); merge with
@@ -73,6 +74,13 @@ class MergeResult:
         self._updates = updates
         self._retained = retained
         self._adapter = adapter
+
+    def _facts(self) -> Facts:
+        facts = self.report._facts()
+        return facts._replace(
+            title=f"{type(self.model).__name__}, {facts.title}",
+            single={"parameters": self.model.num_parameters(), **facts.single},
+        )
 
     def with_lambda(self, lam: float) -> MergeResult:
         """The same merge reassembled at another coefficient, W_0 + lam * update, as a new model.

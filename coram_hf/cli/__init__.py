@@ -10,6 +10,7 @@ from coram_hf.cli.compare import compare
 from coram_hf.cli.evaluate import evaluate
 from coram_hf.cli.merge import inspect, merge
 from coram_hf.cli.push import push
+from coram_hf.cli.report import report
 from coram_hf.cli.sweep import sweep
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 for command in (inspect, merge, sweep, compare, push):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(report, name="report")
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ from coram_hf.cli.shared import read_given, with_shared_options
 @with_shared_options
 def inspect(given: dict[str, Any]) -> None:
     """Say what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
-    print(read_given(given).merger().inspect())
+    from coram_hf.report.tables import print_shown
+
+    print_shown(read_given(given).merger().inspect())
 
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]

@@ -22,17 +22,21 @@ def spread_order(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """The row permutation whose consecutive runs of h rows are the spread slices."""
-    d_out = base.shape[0]
     scores = row_scores(base, experts, dtype) * torch.tensor(factors, dtype=torch.float64)[:, None]
+    return deal_rows(scores, mode, height).to(base.device)
+
+
+def deal_rows(scores: Tensor, mode: Spread, height: int) -> Tensor:
+    """The same permutation from the scores (experts, rows) of every row."""
     priority = row_priority(scores, mode)
     ranked = priority.sort(descending=True, stable=True).indices
-    n_slices = d_out // height
+    n_slices = scores.shape[1] // height
     dealt, left_over = ranked[: n_slices * height], ranked[n_slices * height :]
     if mode == "owner" and n_slices:
         dealt = _balance_owners(dealt, priority, scores.argmax(0), n_slices, height)
     else:
         dealt = dealt.view(height, n_slices).T.reshape(-1)
-    return torch.cat([dealt, left_over]).to(base.device)
+    return torch.cat([dealt, left_over])
 
 
 def row_scores(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
@@ -46,6 +50,11 @@ def row_scores(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype = tor
         stack = load(matrices, chunk, None, buffer)
         stack[:, 1:] -= stack[:, :1]
         norms[:, chunk.start : chunk.stop] = torch.linalg.vector_norm(stack, dim=-1)[..., 0].T
+    return relative_scores(norms)
+
+
+def relative_scores(norms: Tensor) -> Tensor:
+    """Row norms of the updates over those of the base, from (1 + experts, rows), base first."""
     size = norms[0]
     return torch.where(size > 0, norms[1:] / torch.where(size > 0, size, 1.0), 0.0)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from coram_hf.report.text import readable
 
 if TYPE_CHECKING:
     from coram_hf.report.merge_report import MergeReport
@@ -19,6 +22,15 @@ PAPER_BASES = {
 }
 """D of the bases on which the paper has calibrated its rule."""
 
+PAPER_KAPPA = {
+    "Qwen2.5-VL-7B": (1.01, 1.16),
+    "Gemma-2-2B": (1.07, 1.07),
+    "Llama-3.2-3B": (1.12, 1.21),
+    "Llama-3.1-8B": (1.03, 1.12),
+    "Gemma-2-9B": (0.45, 0.58),
+}
+"""The range of lambda* / sqrt(N), over the paper's configurations, that was best in its sweeps."""
+
 LABEL = 40
 """Characters of a name beside a bar."""
 
@@ -32,7 +44,7 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
     figure = Figure(figsize=(8, 2.6 + 0.32 * count), layout="constrained", dpi=110)
     FigureCanvasAgg(figure)
     bars, scale = figure.subplots(2, 1, height_ratios=(0.32 * count + 0.5, 1.6))
-    _draw_sizes(bars, report)
+    draw_sizes(bars, report.relative_updates)
     _draw_dispersion(scale, report)
     path = folder / FIGURE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,9 +52,10 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
     return path
 
 
-def _draw_sizes(axes: Any, report: MergeReport) -> None:
-    names = [plain_label(name) for name in report.relative_updates]
-    axes.barh(range(len(names)), list(report.relative_updates.values()), color="#4477aa")
+def draw_sizes(axes: Any, relative_updates: Mapping[str, float]) -> None:
+    """Bars of r_i by expert."""
+    names = [plain_label(name) for name in relative_updates]
+    axes.barh(range(len(names)), list(relative_updates.values()), color="#4477aa")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel(r"relative update $r_i = \|W_i - W_0\| / \|W_0\|$")
@@ -69,5 +82,4 @@ def _draw_dispersion(axes: Any, report: MergeReport) -> None:
 
 def plain_label(name: str) -> str:
     """A name as plain text for matplotlib, which reads dollars as mathematics."""
-    text = "".join(c if c.isprintable() else " " for c in name)
-    return (text if len(text) <= LABEL else f"{text[: LABEL - 3]}...").replace("$", r"\$")
+    return readable(name, LABEL).replace("$", r"\$")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 from coram_hf.errors import MergeError
+from coram_hf.report.tables import Facts, Shown
 
 NOTABLE_ROUNDING = 0.25
 """Share of the update's norm above which a loss by rounding is worth a warning."""
@@ -35,8 +36,8 @@ LIBRARIES = (
 )
 
 
-@dataclass(frozen=True)
-class MergeReport:
+@dataclass(frozen=True, repr=False)
+class MergeReport(Shown):
     """What was merged, how its amplitude was chosen, and what happened on the way.
 
     method: "coram" or the name of a baseline; line: the paper's name of the configuration.
@@ -126,6 +127,34 @@ class MergeReport:
         path = Path(folder) / REPORT_NAME
         path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         return path
+
+    def _facts(self) -> Facts:
+        counts = self.counts
+        return Facts(
+            f"Merge: {self.line}",
+            {
+                "dispersion D": self.dispersion,
+                "kappa": self.kappa,
+                "lambda": self.lam,
+                "c_RMS": self.c_rms,
+                "sqrt(N)": self.sqrt_n,
+                "merged tensors": counts.get("targets", 0) + counts.get("residual", 0),
+                "slices without a frame": counts.get("frameless"),
+                "update left at the base": self.left_at_base,
+                "lost by rounding": self.rounding_loss,
+            },
+            ("expert", "kind", "r_i", "balance f_i", "update outside targets"),
+            {
+                name: (
+                    self.expert_kinds.get(name),
+                    r,
+                    self.balance_factors.get(name),
+                    self.outside_share.get(name),
+                )
+                for name, r in self.relative_updates.items()
+            },
+            self.warnings,
+        )
 
 
 def file_hashes(folder: Path) -> dict[str, dict[str, Any]]:

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coram_hf.report.tables import Facts, Shown
 
-@dataclass(frozen=True)
-class MergePlan:
+
+@dataclass(frozen=True, repr=False)
+class MergePlan(Shown):
     """The parameters by their fate, and what the experts' update norms decide.
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
@@ -68,6 +70,23 @@ class MergePlan:
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
+
+    def _facts(self) -> Facts:
+        counts = self.parameter_counts
+        parts = {
+            part: f"{len(names):,} tensors, {counts[part]:,} parameters"
+            for part, names in self._parts.items()
+        }
+        return Facts(
+            f"Plan: {self.line}",
+            {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts},
+            ("expert", "r_i", "balance f_i", "update outside targets"),
+            {
+                name: (r, self.balance_factors[name], self.outside_share[name])
+                for name, r in self.relative_updates.items()
+            },
+            self.warnings,
+        )
 
 
 def _known(value: float | None) -> str:

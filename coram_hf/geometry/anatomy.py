@@ -1,0 +1,183 @@
+"""The anatomy of one matrix: how its updates lie to each other, and what each branch would make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from coram_hf.config import CoramConfig, Spread
+from coram_hf.geometry.branches import Dissected, Layout, condition_numbers, dissect_slices
+from coram_hf.geometry.scratch import scratch
+from coram_hf.geometry.slices import chunks, largest, load
+from coram_hf.geometry.spread import deal_rows, relative_scores, spread_order
+
+CONTRAST: Spread = "variance"
+"""The spread mode whose slices a contiguous merge is compared with, as in the paper's audit."""
+
+
+@dataclass
+class Anatomy:
+    """Sums over the slices of a matrix, or of several.
+
+    base: |W_0|^2; inner: <tau_i, tau_j>, of the balanced updates.
+    owned: rows on which an expert's own update is the largest; rows: all, those that nobody moves included.
+    agreeing, moved: entries that two experts move in the same direction, and that both move.
+    flagged: by expert, columns of slices that conflict with the mean update; columns: all of one expert.
+    squares, dots, task: by branch |delta|^2 and <delta, delta_TA>, and |delta_TA|^2.
+    errors, angles, conditions: see `Dissected`; contrast: the conditions of the other way of slicing.
+    """
+
+    base: float = 0.0
+    inner: Tensor = field(default_factory=lambda: torch.zeros(()))
+    owned: Tensor = field(default_factory=lambda: torch.zeros(()))
+    rows: int = 0
+    agreeing: Tensor = field(default_factory=lambda: torch.zeros(()))
+    moved: Tensor = field(default_factory=lambda: torch.zeros(()))
+    flagged: Tensor = field(default_factory=lambda: torch.zeros(()))
+    columns: int = 0
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))
+    dots: Tensor = field(default_factory=lambda: torch.zeros(()))
+    task: float = 0.0
+    frameless: int = 0
+    errors: list[Tensor] = field(default_factory=list)
+    angles: list[Tensor] = field(default_factory=list)
+    conditions: list[Tensor] = field(default_factory=list)
+    contrast: list[Tensor] = field(default_factory=list)
+
+    def __iadd__(self, other: Anatomy) -> Anatomy:
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        return self
+
+
+def dissect(
+    base: Tensor,
+    experts: Sequence[Tensor],
+    config: CoramConfig,
+    *,
+    factors: Sequence[float],
+    device: torch.device | None = None,
+    geometry: bool = True,
+    entries: bool = True,
+) -> Anatomy:
+    """The anatomy of one matrix as `config` slices and masks it, chunk by chunk like the merge.
+
+    `geometry` asks for branches, rotations and conditions, `entries` for signs and conflicts. Where a weight
+    is not finite the norms say so, and nothing more is measured.
+    """
+    (d_out, d_in), height, compute = base.shape, config.slice_height, config.torch_compute_dtype
+    device = base.device if device is None else device
+    weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=device)
+    scale = torch.tensor(factors, dtype=compute, device=device)
+    layout = Layout.of(len(experts), config.conflict is not None, weights)
+    order = None
+    if config.spread is not None:
+        order = spread_order(base, experts, config.spread, height, factors, compute)
+    blocks = [base, *experts] + [base] * (len(layout.task) - layout.n_models)
+    row_numel = len(blocks) * d_in
+    work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
+    buffer = scratch("slices", largest(work) * row_numel, compute, device)
+    row_squares = []
+    found = Anatomy()
+    for chunk in work:
+        stack = load(blocks, chunk, order, buffer)
+        updates = stack[:, 1 : layout.n_models]
+        updates -= stack[:, :1]
+        if any(factor != 1 for factor in factors):
+            updates *= scale[:, None, None]
+        gram = _gram(stack[:, : layout.n_models])
+        part, squares = _sizes(gram, layout.n_models, scale)
+        found += part
+        if not math.isfinite(part.base + part.task):
+            return found
+        row_squares.append(squares)
+        if entries or config.conflict is not None:
+            found += _entries(stack, weights, config, layout.n_models)
+        if geometry:
+            gram = gram if config.conflict is None else _gram(stack)
+            found += _geometry(dissect_slices(stack, gram, weights, layout))
+    if geometry:
+        found.contrast = list(_contrast(base, torch.cat(row_squares, 1), config, buffer))
+    return found
+
+
+def _gram(stack: Tensor) -> Tensor:
+    """X X^T of every slice."""
+    rows = stack.flatten(1, 2)
+    return rows @ rows.mT
+
+
+def _sizes(gram: Tensor, n_models: int, scale: Tensor) -> tuple[Anatomy, Tensor]:
+    """Norms and inner products of the updates, whose rows are whose, and |.|^2 of every row by model."""
+    parts = gram.unflatten(2, (n_models, -1)).unflatten(1, (n_models, -1)).diagonal(0, 2, 4)
+    rows = parts.diagonal(0, 1, 2).movedim(-1, 0).flatten(1).to("cpu", torch.float64)
+    inner = parts.sum((0, 3)).to("cpu", torch.float64)
+    own = rows[1:] / scale.to(rows)[:, None] ** 2
+    owner = own.argmax(0)[own.amax(0) > 0]
+    found = Anatomy(
+        base=float(inner[0, 0]),
+        inner=inner[1:, 1:],
+        owned=torch.bincount(owner, minlength=len(own)),
+        rows=rows.shape[1],
+        task=float(inner[1:, 1:].sum()),
+    )
+    return found, rows
+
+
+def _entries(stack: Tensor, weights: Tensor, config: CoramConfig, n_models: int) -> Anatomy:
+    """Signs and conflicts, entry by entry; then the mask of the configuration is applied in place."""
+    updates = stack[:, 1:n_models]
+    signs = updates.transpose(0, 1).to(torch.float32, copy=True).sign_().flatten(1)
+    same = (signs @ signs.T).to("cpu", torch.float64)
+    moved = (signs.abs_() @ signs.T).to("cpu", torch.float64)
+    mean = _mean(updates, weights)
+    scratch = torch.empty_like(mean)
+    flags = [torch.mul(tau, mean, out=scratch).sum(-2) < 0 for tau in updates.unbind(1)]
+    if config.conflict is not None:
+        torch.sum(updates, 1, out=scratch)
+        stack[:, -1] = scratch
+        for tau, flag in zip(updates.unbind(1), flags, strict=True):
+            tau *= (flag if config.conflict.startswith("ca") else ~flag).unsqueeze(-2)
+        stack[:, -2] = mean - _mean(updates, weights)
+        if not config.conflict.endswith("+ave"):
+            stack[:, -2] = 0
+    return Anatomy(
+        agreeing=(same + moved) / 2,
+        moved=moved,
+        flagged=torch.stack([flag.sum() for flag in flags]).to("cpu"),
+        columns=mean.shape[0] * mean.shape[2],
+    )
+
+
+def _mean(updates: Tensor, weights: Tensor) -> Tensor:
+    """sum w_i tau_i of every slice, in one pass over them."""
+    return torch.bmm(weights.expand(len(updates), 1, -1), updates.flatten(2)).view_as(updates[:, 0])
+
+
+def _geometry(found: Dissected) -> Anatomy:
+    squares, dots, *lists = (t.to("cpu", torch.float64) for t in found[:5])
+    errors, angles, conditions = ([values] for values in lists)
+    return Anatomy(
+        squares=squares,
+        dots=dots,
+        errors=errors,
+        angles=angles,
+        conditions=conditions,
+        frameless=found.frameless,
+    )
+
+
+def _contrast(base: Tensor, row_squares: Tensor, config: CoramConfig, like: Tensor) -> Iterator[Tensor]:
+    """Condition numbers of the base in spread slices, or in contiguous ones where the merge is spread."""
+    height, (d_out, d_in) = config.slice_height, base.shape
+    order = None
+    if config.spread is None:
+        order = deal_rows(relative_scores(row_squares.sqrt()), CONTRAST, height)
+    work = list(chunks(d_out, height, 4 * height * d_in * like.element_size()))
+    buffer = scratch("contrast", largest(work) * d_in, like.dtype, like.device)
+    for chunk in work:
+        yield condition_numbers(load([base], chunk, order, buffer)[:, 0]).to("cpu", torch.float64)

@@ -1,0 +1,144 @@
+"""The one walk over base, experts and merged models that all diagnostics share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from coram_hf.amplitude import contraction
+from coram_hf.engine import Engine
+from coram_hf.errors import MergeError
+from coram_hf.geometry import squared_norms
+from coram_hf.geometry.anatomy import Anatomy, dissect
+from coram_hf.geometry.branches import BRANCHES
+from coram_hf.record import Record
+from coram_hf.report.places import Place, places
+from coram_hf.sources import Models
+from coram_hf.survey import Survey, check_finite, measure
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the walk has found: the anatomy of every target, and |W_merge - W_0|^2 of merged models.
+
+    The norms of the experts' updates are the engine's survey.
+    """
+
+    engine: Engine
+    targets: Mapping[str, Anatomy]
+    moved: Mapping[str, Mapping[str, float]]
+
+    @property
+    def experts(self) -> list[str]:
+        return list(self.engine.models.experts)
+
+    @cached_property
+    def whole(self) -> Anatomy:
+        """All targets together."""
+        return together(self.targets.values())
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Layer and module of every target."""
+        return places(self.targets)
+
+    def by_layer(self) -> dict[str, Anatomy]:
+        """The targets of each layer together."""
+        layers: dict[str, list[Anatomy]] = {}
+        for name, anatomy in self.targets.items():
+            layers.setdefault(self.places[name].layer, []).append(anatomy)
+        return {layer: together(parts) for layer, parts in layers.items()}
+
+    def relative(self, anatomy: Anatomy) -> dict[str, float | None]:
+        """r_i = |W_i - W_0| / |W_0| by expert, before any balancing."""
+        squares = anatomy.inner.diagonal().tolist()
+        return {
+            expert: math.sqrt(square / anatomy.base) / factor if anatomy.base else None
+            for expert, square, factor in zip(self.experts, squares, self.engine.factors, strict=True)
+        }
+
+    def merged_square(self, anatomy: Anatomy) -> float:
+        """|W_merge - W_0|^2 of the configured branch, before amplification."""
+        return max(0.0, float(anatomy.squares[BRANCHES.index(self.engine.config.branch)]))
+
+    def c_rms(self, anatomy: Anatomy) -> float | None:
+        """RMS_i |W_i - W_0| / |W_merge - W_0|; None where either vanishes."""
+        norms = [math.sqrt(square) for square in anatomy.inner.diagonal().tolist()]
+        return contraction(norms, math.sqrt(self.merged_square(anatomy)))
+
+    @property
+    def lam(self) -> float | None:
+        """Lambda of the configured merge."""
+        config, amplitude = self.engine.config, self.engine.amplitude
+        measured = config.lam is None and config.scale == "c_rms"
+        return amplitude.coefficient(config, self.c_rms(self.whole) if measured else None)
+
+
+def together(parts: Iterable[Anatomy]) -> Anatomy:
+    """The sum of some anatomies."""
+    whole = Anatomy()
+    for part in parts:
+        whole += part
+    return whole
+
+
+def walk(
+    engine: Engine, merged: Models | None = None, *, geometry: bool = True, entries: bool = True
+) -> Findings:
+    """Read every target once, and with merged models all other floating tensors, too.
+
+    A NaN or infinity is an error that names the model and the tensor.
+    """
+    names = [*engine.targets, *(engine.outside if merged is not None else ())]
+    sources = [*engine.models.named(), *(merged.experts.items() if merged else ())]
+    factors = engine.factors
+
+    def look(name: str) -> tuple[Anatomy | None, Record, dict[str, float]]:
+        for _, weights in sources:
+            weights.prefetch(name)
+        moved = {} if merged is None else _moved(merged, name)
+        if name not in engine.targets:
+            return None, measure(engine.models, name), moved
+        anatomy = together(
+            dissect(
+                base,
+                experts,
+                engine.config,
+                factors=factors,
+                device=engine.device,
+                geometry=geometry,
+                entries=entries,
+            )
+            for _, _, base, experts in engine.matrices(name, None)
+        )
+        record = _record(anatomy, factors)
+        check_finite(name, record, list(engine.models.experts))
+        return anatomy, record, moved
+
+    found = engine.each(names, look, "diagnostics")
+    targets = {name: anatomy for name, (anatomy, _, _) in found.items() if anatomy is not None}
+    records = {name: record for name, (_, record, _) in found.items()}
+    moved = {
+        model: {name: of_models[model] for name, (_, _, of_models) in found.items()}
+        for model in (merged.experts if merged else ())
+    }
+    engine.conclude(Survey.of(records, engine.targets, engine.outside, list(engine.models.experts)))
+    return Findings(engine, targets, moved)
+
+
+def _record(anatomy: Anatomy, factors: Iterable[float]) -> Record:
+    squares = zip(anatomy.inner.diagonal().tolist(), factors, strict=True)
+    record = Record()
+    record.measure(anatomy.base, [square / factor**2 for square, factor in squares])
+    return record
+
+
+def _moved(merged: Models, name: str) -> dict[str, float]:
+    """|W_merge - W_0|^2 of one tensor, by merged model."""
+    _, squares = squared_norms(*merged.tensors(name))
+    for model, square in zip(merged.experts, squares, strict=True):
+        if not math.isfinite(square):
+            raise MergeError(f"merged model {model!r}, tensor {name!r}: holds NaN or infinite values")
+    return dict(zip(merged.experts, squares, strict=True))

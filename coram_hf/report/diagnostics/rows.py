@@ -1,0 +1,36 @@
+"""Ownership: whose update is the largest on a row, and how the experts' updates lie to each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from coram_hf.report.diagnostics.findings import Findings
+
+
+def ownership_numbers(findings: Findings) -> dict[str, Any]:
+    """Shares of target rows by owner, and pairwise cosine and sign agreement of the updates.
+
+    Two experts agree in sign on the share of the entries moved by both that they move in one direction.
+    """
+    whole = findings.whole
+    shares = (whole.owned.double() / whole.rows).tolist()
+    norms = whole.inner.diagonal().sqrt()
+    return {
+        "rows": dict(zip(findings.experts, shares, strict=True)),
+        "unowned": max(0.0, 1 - math.fsum(shares)),
+        "cosine": _pairs(findings.experts, whole.inner / (norms[:, None] * norms)),
+        "sign_agreement": _pairs(findings.experts, whole.agreeing / whole.moved),
+    }
+
+
+def _pairs(experts: list[str], values: Tensor) -> dict[str, dict[str, float | None]]:
+    """A value for every two experts; none where an update is zero."""
+    return {
+        one: {
+            other: value if math.isfinite(value) else None for other, value in zip(experts, row, strict=True)
+        }
+        for one, row in zip(experts, values.tolist(), strict=True)
+    }
