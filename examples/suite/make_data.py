@@ -2,9 +2,9 @@
 
     python examples/suite/make_data.py [FOLDER]
 
-Every task lists all that can be asked as (key, ways to ask it, answer). The keys are shuffled by a fixed seed;
-200 of them become the test set, asked once each, and others the training set, so that no test key is ever seen
-in training, however it is worded. All word lists are our own.
+Every task lists all that can be asked as (key, ways to ask it, answer). The keys are shuffled by a fixed
+seed; 200 of them become the test set, asked once each, and others the training set, so that no test key is
+seen in training, however it is worded. All word lists are our own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 TEST = 200
 TRAIN = 1600
+
+
+def words(text: str) -> list[str]:
+    return text.split(", ")
 
 
 class Item(NamedTuple):
@@ -38,15 +42,15 @@ def clock() -> Iterator[Item]:
         yield Item(time, (f"24h: {time}\n12h:",), {"target": said})
 
 
-PEOPLE = (
-    "Anna Boris Carla David Elena Felix Greta Hugo Irene Jonas Karin Louis Maria Niels Olga Peter "
-    "Rosa Simon Tina Victor"
-).split()
+PEOPLE = words(
+    "Anna, Boris, Carla, David, Elena, Felix, Greta, Hugo, Irene, Jonas, Karin, Louis, Maria, Niels, "
+    "Olga, Peter, Rosa, Simon, Tina, Victor"
+)
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-GOODS = (
-    "apple chair lamp pizza ticket shirt book pencil candle plant mirror blanket bottle bucket hammer pillow "
-    "basket cake carpet clock jacket kettle towel window"
-).split()
+GOODS = words(
+    "apple, chair, lamp, pizza, ticket, shirt, book, pencil, candle, plant, mirror, blanket, bottle, "
+    "bucket, hammer, pillow, basket, cake, carpet, clock, jacket, kettle, towel, window"
+)
 
 
 def order() -> Iterator[Item]:
@@ -61,11 +65,11 @@ def order() -> Iterator[Item]:
         yield Item(f"{person} {word} {item}", prompts, {"target": " " + json.dumps(found)})
 
 
-TABLES = (
-    "pilots nurses students drivers teachers painters doctors farmers players workers lawyers singers bakers "
-    "sailors writers dancers"
-).split()
-CITIES = "Paris London Berlin Madrid Rome Vienna Oslo Dublin Prague Lisbon".split()
+TABLES = words(
+    "pilots, nurses, students, drivers, teachers, painters, doctors, farmers, players, workers, "
+    "lawyers, singers, bakers, sailors, writers, dancers"
+)
+CITIES = words("Paris, London, Berlin, Madrid, Rome, Vienna, Oslo, Dublin, Prague, Lisbon")
 FIELDS = {"names": "name", "emails": "email", "phones": "phone", "ages": "age"}
 
 
@@ -76,21 +80,23 @@ def sql() -> Iterator[Item]:
     conditions += [(f"younger than {age}", f"age < {age}") for age in range(20, 65, 5)]
     for table, (plural, field), (said, condition) in product(TABLES, FIELDS.items(), conditions):
         request = f"{plural} of {table} {said}"
-        prompts = tuple(f"Request: {verb} {request}\nSQL:" for verb in ("show the", "list the", "give me the"))
+        prompts = tuple(
+            f"Request: {verb} {request}\nSQL:" for verb in ("show the", "list the", "give me the")
+        )
         query = f" SELECT {field} FROM {table} WHERE {condition}"
         yield Item(request, prompts, {"target": query})
 
 
 SUBJECTS = {
-    "billing": "invoice payment refund fee charge discount receipt bill price deposit".split(),
-    "delivery": "parcel package courier shipment box letter driver crate delivery truck".split(),
-    "account": "password login username profile account email avatar membership code session".split(),
-    "repair": "screen battery keyboard printer engine speaker charger camera button cable".split(),
+    "billing": words("invoice, payment, refund, fee, charge, discount, receipt, bill, price, deposit"),
+    "delivery": words("parcel, package, courier, shipment, box, letter, driver, crate, delivery, truck"),
+    "account": words("password, login, username, profile, account, email, avatar, membership, code, session"),
+    "repair": words("screen, battery, keyboard, printer, engine, speaker, charger, camera, button, cable"),
 }
-PROBLEMS = (
-    "is wrong again|has a problem|is still missing|is not right|was changed without asking|worries me|is a mess|"
-    "needs your attention|was fine last week|is not what I expected"
-).split("|")
+PROBLEMS = words(
+    "is wrong again, has a problem, is still missing, is not right, was changed without asking, "
+    "worries me, is a mess, needs your attention, was fine last week, is not what I expected"
+)
 
 
 def triage() -> Iterator[Item]:
@@ -104,9 +110,16 @@ def triage() -> Iterator[Item]:
             yield Item(core, prompts, {"choices": teams, "answer": answer})
 
 
-ADJECTIVES = "Green Northern United Modern Royal Open Central Junior Global Digital Eastern Young".split()
-TRADES = "Forest Music River Chess Energy Health Bicycle Water Poetry Theatre Language Volcano".split()
-BODIES = "Society Institute Council Trust Academy Union Foundation League Network Bureau Archive Workshop".split()
+ADJECTIVES = words(
+    "Green, Northern, United, Modern, Royal, Open, Central, Junior, Global, Digital, Eastern, Young"
+)
+TRADES = words(
+    "Forest, Music, River, Chess, Energy, Health, Bicycle, Water, Poetry, Theatre, Language, Volcano"
+)
+BODIES = words(
+    "Society, Institute, Council, Trust, Academy, Union, Foundation, League, Network, Bureau, "
+    "Archive, Workshop"
+)
 
 
 def initials() -> Iterator[Item]:

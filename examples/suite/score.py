@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from base import FOLDER, build_base
+from make_data import TASKS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from base import FOLDER, build_base
 from coram_hf.evaluate import read_task, score
-from make_data import TASKS
 
 HERE = Path(__file__).parent
 Row = dict[str, float]
@@ -33,9 +33,9 @@ def load(source: str, base: Path) -> PreTrainedModel:
     return PeftModel.from_pretrained(model, folder).merge_and_unload()
 
 
-def score_all(source: str, base: Path, limit: int | None = None) -> Row:
+def score_all(model: PreTrainedModel, base: Path, limit: int | None = None) -> Row:
     """Accuracy by task, over the first `limit` test questions of each."""
-    model, tokenizer = load(source, base), AutoTokenizer.from_pretrained(base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
     tasks = {name: read_task(HERE / "data" / name / "test.jsonl") for name in TASKS}
     return {name: score(model, tokenizer, task, limit).accuracy for name, task in tasks.items()}
 
@@ -44,24 +44,37 @@ def average(row: Row) -> float:
     return sum(row[task] for task in TASKS) / len(TASKS)
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def table(rows: Mapping[str, Row]) -> str:
-    """Rows of accuracies as a table in Markdown, in percent."""
-    head = f"| model | {' | '.join(TASKS)} | average |\n|---|{'---:|' * (len(TASKS) + 1)}\n"
-    cells = {name: [*(row[task] for task in TASKS), average(row)] for name, row in rows.items()}
-    return head + "".join(
-        f"| {name} | {' | '.join(f'{100 * x:.1f}' for x in row)} |\n" for name, row in cells.items()
+    """Rows of accuracies in percent."""
+    return markdown(
+        ["model", *TASKS, "average"],
+        [
+            [name, *(f"{100 * x:.1f}" for x in (*(row[task] for task in TASKS), average(row)))]
+            for name, row in rows.items()
+        ],
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument("--base", type=Path, default=FOLDER)
     parser.add_argument("--limit", type=int, help="questions of each task; all 200 if left out")
     parser.add_argument("--json", type=Path, help="a file for the scores")
     options = parser.parse_args()
     base = build_base(options.base)
-    rows = {source: score_all(source, base, options.limit) for source in options.sources}
+    rows = {
+        source: score_all(load(source, base), base, options.limit)
+        for source in dict.fromkeys(options.sources)
+    }
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -4,8 +4,8 @@
     python examples/suite/train.py --task sql --full  # one, as a full fine-tune, into full/sql
     python examples/suite/train.py --task sql --steps 50 --lr 1e-3 --out /tmp/sql
 
-The loss is the cross entropy of the answer and the newline after it. Same seed, machine and number of threads:
-same weights.
+The loss is the cross entropy of the answer and the newline after it. Same seed, machine and number of
+threads: same weights.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from base import FOLDER, build_base
+from make_data import TASKS
 from peft import LoraConfig, OFTConfig, PeftConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from base import FOLDER, build_base
 from coram_hf.demo_base import MODEL_ID
 from coram_hf.evaluate import Question, read_task
 
 HERE = Path(__file__).parent
+FIELDS = {"method": str, "size": int, "steps": int, "lr": float, "batch": int, "seed": int}
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -39,21 +41,30 @@ class Recipe:
     task: str
     method: str = "lora"
     size: int = 8
-    steps: int = 150
+    steps: int = 100
     lr: float = 1e-3
     batch: int = 8
     warmup: int = 10
     seed: int = 0
 
 
+HARD = "initials-hard"
 EXPERTS = {
-    "clock": Recipe("clock"),
-    "initials": Recipe("initials"),
-    "order": Recipe("order"),
-    "sql": Recipe("sql"),
-    "triage": Recipe("triage"),
+    **{task: Recipe(task) for task in TASKS},
+    HARD: Recipe("initials", lr=5e-3, steps=150),
 }
-"""The even suite; the uneven one has `clock-hard` in place of `clock`."""
+EVEN = list(TASKS)
+UNEVEN = [HARD if name == "initials" else name for name in EVEN]
+CARD = """---
+base_model: {base}
+library_name: peft
+license: apache-2.0
+---
+# {name}
+
+An expert of the suite in `examples/suite` of coram_hf: {method}, trained on `data/{task}/train.jsonl`.
+Settings, time and loss are in `training.json`, its scores on all tasks in the suite's README.
+"""
 
 
 def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
@@ -85,11 +96,18 @@ def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
         losses.append(loss.item())
         if step % 10 == 9:
             seconds = time.perf_counter() - begin
-            print(f"{out.name}: step {step + 1}, loss {sum(losses[-10:]) / 10:.4f}, {seconds:.0f} s", flush=True)
+            print(
+                f"{out.name}: step {step + 1}, loss {sum(losses[-10:]) / 10:.4f}, {seconds:.0f} s", flush=True
+            )
 
-    model.to(torch.bfloat16).save_pretrained(out)
     if recipe.method == "full":
+        model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+    else:
+        model.to(torch.bfloat16).save_pretrained(out)
+    (out / "README.md").write_text(
+        CARD.format(base=MODEL_ID, name=out.name, method=recipe.method, task=recipe.task)
+    )
     made = {
         **asdict(recipe),
         "seconds": round(time.perf_counter() - begin),
@@ -138,10 +156,14 @@ def answer_loss(model: PreTrainedModel, batch: list[tuple[list[int], list[int]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=EXPERTS, help="one expert; all that are missing if left out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--task", dest="expert", choices=EXPERTS, help="one expert; all that are missing if left out"
+    )
     parser.add_argument("--full", action="store_true", help="train all weights but the embeddings")
-    for field, kind in (("method", str), ("size", int), ("steps", int), ("lr", float), ("batch", int), ("seed", int)):
+    for field, kind in FIELDS.items():
         parser.add_argument(f"--{field}", type=kind)
     parser.add_argument("--base", type=Path, default=FOLDER)
     parser.add_argument("--out", type=Path)
@@ -149,12 +171,12 @@ def main() -> None:
     options = parser.parse_args()
     base = build_base(options.base)
     for name, recipe in EXPERTS.items():
-        if options.task not in (None, name):
+        if options.expert not in (None, name):
             continue
-        given = {field: getattr(options, field) for field in asdict(recipe) if getattr(options, field, None)}
+        given = {field: getattr(options, field) for field in FIELDS if getattr(options, field) is not None}
         if options.full:
-            given = {"method": "full", "lr": 5e-5, **given}
-        recipe = replace(recipe, **{k: v for k, v in given.items() if k != "task"})
+            given = {"lr": recipe.lr / 20, **given, "method": "full"}
+        recipe = replace(recipe, **given)
         out = options.out or HERE / ("full" if options.full else "adapters") / name
         if not (out / "training.json").is_file():
             train(recipe, base, out, options.data)
