@@ -1,6 +1,6 @@
 """Merge both suites by the rule and by its rivals, and write scores.json and the README's tables.
 
-    python examples/suite/compare.py [--limit 100]
+    python examples/suite/compare.py [ROW ...] [--limit 100]
 
 A row that scores.json already holds is not made again; delete the file to start anew.
 """
@@ -35,6 +35,7 @@ SUITES = {
     "even": (EVEN, ("CORAM", "linear", "task arithmetic", "TIES")),
     "uneven": (UNEVEN, ("CORAM", "CORAM, damp", "linear", "linear, damp")),
 }
+ROWS = ["base", *EXPERTS, *(f"{suite}: {method}" for suite, (_, kinds) in SUITES.items() for method in kinds)]
 
 
 def merged(base: Path, names: list[str], method: str = "coram", **options: Any) -> MergeResult:
@@ -85,40 +86,46 @@ def tables(scores: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def read() -> dict[str, Any]:
+    return json.loads(SCORES.read_text()) if SCORES.is_file() else {"limit": None, "rows": {}, "merges": {}}
+
+
+def add(name: str, base: Path, limit: int) -> None:
+    """Make and score one row; the file is read again before it is written, for another process may have."""
+    suite, _, method = name.partition(": ")
+    made: dict[str, Any] = {}
+    if method:
+        begin = time.perf_counter()
+        result = merged(base, SUITES[suite][0], **MERGES[method])
+        made = {name: {**summary(result.report), "seconds": round(time.perf_counter() - begin)}}
+        model = result.model
+    else:
+        model = load(name if name == "base" else str(HERE / "adapters" / name), base)
+    row = score_all(model, base, limit)
+    print(table({name: row}).splitlines()[-1], flush=True)
+    scores = read()
+    scores["limit"] = limit
+    scores["rows"][name] = row
+    scores["merges"] |= made
+    SCORES.write_text(json.dumps(scores, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of: {', '.join(ROWS)}; all if left out")
     parser.add_argument("--base", type=Path, default=FOLDER)
-    parser.add_argument("--limit", type=int, default=200, help="questions of each task")
+    parser.add_argument("--limit", type=int, default=100, help="questions of each task")
     options = parser.parse_args()
     base = build_base(options.base)
-    scores = (
-        json.loads(SCORES.read_text())
-        if SCORES.is_file()
-        else {"limit": options.limit, "rows": {}, "merges": {}}
-    )
-
-    def keep(name: str, model: Any) -> None:
-        scores["rows"][name] = score_all(model, base, scores["limit"])
-        SCORES.write_text(json.dumps(scores, indent=2) + "\n")
-        print(table({name: scores["rows"][name]}).splitlines()[-1], flush=True)
-
-    for name in ("base", *EXPERTS):
-        if name not in scores["rows"]:
-            keep(name, load(name if name == "base" else str(HERE / "adapters" / name), base))
-    for suite, (names, methods) in SUITES.items():
-        for method in methods:
-            name = f"{suite}: {method}"
-            if name not in scores["rows"]:
-                begin = time.perf_counter()
-                result = merged(base, names, **MERGES[method])
-                seconds = round(time.perf_counter() - begin)
-                scores["merges"][name] = {**summary(result.report), "seconds": seconds}
-                keep(name, result.model)
-    before, _, rest = README.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(before + BEGIN + tables(scores) + END + after)
+    for name in options.rows or ROWS:
+        if name not in read()["rows"]:
+            add(name, base, options.limit)
+    if set(ROWS) <= set(read()["rows"]):
+        before, _, rest = README.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        README.write_text(before + BEGIN + tables(read()) + END + after)
 
 
 if __name__ == "__main__":
