@@ -107,7 +107,7 @@ def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     else:
-        model.to(torch.bfloat16).save_pretrained(out)
+        model.to(torch.bfloat16).save_pretrained(out, save_embedding_layers=False)
     (out / "README.md").write_text(
         CARD.format(base=MODEL_ID, name=out.name, method=recipe.method, task=recipe.task)
     )
