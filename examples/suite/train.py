@@ -53,7 +53,7 @@ EXPERTS = {
     "initials": Recipe("initials", steps=40),
     "order": Recipe("order"),
     "sql": Recipe("sql"),
-    "triage": Recipe("triage"),
+    "triage": Recipe("triage", steps=60),
     HARD: Recipe("initials", steps=80, lr=5e-3),
 }
 EVEN = [name for name in EXPERTS if name != HARD]
