@@ -54,7 +54,7 @@ EXPERTS = {
     "order": Recipe("order"),
     "sql": Recipe("sql"),
     "triage": Recipe("triage", steps=60),
-    HARD: Recipe("initials", steps=80, lr=5e-3),
+    HARD: Recipe("initials", steps=80, lr=8e-3),
 }
 EVEN = [name for name in EXPERTS if name != HARD]
 UNEVEN = [HARD if name == "initials" else name for name in EVEN]
