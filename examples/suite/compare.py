@@ -27,13 +27,12 @@ MERGES: dict[str, dict[str, Any]] = {
     "CORAM": {},
     "CORAM, damp": {"balance": "damp"},
     "linear": {"method": "linear"},
-    "linear, damp": {"method": "linear", "balance": "damp"},
     "task arithmetic": {"method": "task_arithmetic"},
     "TIES": {"method": "ties"},
 }
 SUITES = {
     "even": (EVEN, ("CORAM", "linear", "task arithmetic", "TIES")),
-    "uneven": (UNEVEN, ("CORAM", "CORAM, damp", "linear", "linear, damp")),
+    "uneven": (UNEVEN, ("CORAM", "CORAM, damp", "linear")),
 }
 ROWS = ["base", *EXPERTS, *(f"{suite}: {method}" for suite, (_, kinds) in SUITES.items() for method in kinds)]
 

@@ -51,7 +51,7 @@ HARD = "initials-hard"
 EXPERTS = {
     "clock": Recipe("clock", steps=120, lr=1e-3),
     "initials": Recipe("initials", steps=40),
-    "order": Recipe("order"),
+    "order": Recipe("order", steps=50),
     "sql": Recipe("sql"),
     "triage": Recipe("triage", steps=60),
     HARD: Recipe("initials", steps=80, lr=8e-3),
