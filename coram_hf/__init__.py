@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coram_hf.compare import compare_methods
     from coram_hf.config import CoramConfig
     from coram_hf.errors import MergeError
-    from coram_hf.folder_evaluation import evaluate_folder
+    from coram_hf.evaluation.compare import compare_methods
+    from coram_hf.evaluation.folder import evaluate_folder
+    from coram_hf.evaluation.sweep import run_sweep
     from coram_hf.hub import load_report
     from coram_hf.merger import CoramMerger
     from coram_hf.report import MergePlan, MergeReport
     from coram_hf.result import MergeResult
-    from coram_hf.sweep import run_sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,10 +37,10 @@ _HOME = {
     "MergePlan": "coram_hf.report",
     "MergeReport": "coram_hf.report",
     "MergeResult": "coram_hf.result",
-    "compare_methods": "coram_hf.compare",
-    "evaluate_folder": "coram_hf.folder_evaluation",
+    "compare_methods": "coram_hf.evaluation.compare",
+    "evaluate_folder": "coram_hf.evaluation.folder",
     "load_report": "coram_hf.hub",
-    "run_sweep": "coram_hf.sweep",
+    "run_sweep": "coram_hf.evaluation.sweep",
 }
 
 

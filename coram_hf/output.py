@@ -32,5 +32,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="replace")

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramMerger, compare_methods
 from coram_hf.baselines import METHODS, PAPER_PRESETS, merge
-from coram_hf.compare import RIVALS
-from coram_hf.tasks import LightScorer
+from coram_hf.evaluation.compare import RIVALS
+from coram_hf.evaluation.tasks import LightScorer
 
 LINES = ("full", "lr.ta")
 BASELINES = ("linear", "OrthoMerge TIES+C")

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from coram_hf import CoramConfig, CoramMerger, MergeError, run_sweep
 from coram_hf.baselines import merge
 from coram_hf.engine import Engine
+from coram_hf.evaluation.scores import Line, Point
+from coram_hf.evaluation.sweep import parse_lambdas
+from coram_hf.evaluation.tasks import LightScorer
 from coram_hf.report.eval_results import Result
-from coram_hf.scores import Line, Point
-from coram_hf.sweep import parse_lambdas
-from coram_hf.tasks import LightScorer
 
 LINES = ("full", "SS(nca,mean).ties")
 LAMBDAS = "0.5:2.5:0.5"
@@ -226,7 +226,7 @@ def test_interrupted_and_resumed_it_gives_the_same_table(suite, whole, counted, 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from coram_hf.tasks import LightScorer
+from coram_hf.evaluation.tasks import LightScorer
 from test_sweep import sweep
 call, seen = LightScorer.__call__, []
 def scored(self, model, tokenizer):

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from coram_hf.cli.compare import compare
+from coram_hf.cli.demo import demo
 from coram_hf.cli.evaluate import evaluate
 from coram_hf.cli.merge import inspect, merge
 from coram_hf.cli.push import push
@@ -16,7 +17,7 @@ from coram_hf.cli.sweep import sweep
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for command in (inspect, merge, sweep, compare, push):
+for command in (inspect, merge, sweep, compare, push, demo):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(report, name="report")

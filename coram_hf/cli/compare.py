@@ -54,7 +54,7 @@ def compare(
     A line is scored at the lambda of the rule; the best lambda stands beside it. With an output folder, a
     comparison that was stopped goes on where it was.
     """
-    from coram_hf.compare import RIVALS, compare_methods
+    from coram_hf.evaluation.compare import RIVALS, compare_methods
 
     recipe, configs = read_lines(given, line)
     try:

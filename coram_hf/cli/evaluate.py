@@ -21,7 +21,7 @@ def evaluate(
 
     Results of the same tasks are replaced, others are kept.
     """
-    from coram_hf.folder_evaluation import evaluate_folder
+    from coram_hf.evaluation.folder import evaluate_folder
 
     results = evaluate_folder(
         folder, split_tasks(tasks), limit=limit, device=device, trust_remote_code=trust_remote_code

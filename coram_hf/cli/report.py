@@ -80,9 +80,9 @@ def page(
     """All diagnostics as one page that needs no network (also without the word `page`)."""
     _check_files(output, json, folder=figures)
     numbers = _diagnose(given, merged, json)
+    from coram_hf.output import write_whole
     from coram_hf.report.diagnostic_figures import draw_figures
     from coram_hf.report.page import render_page
-    from coram_hf.report.text import write_whole
 
     write_whole(output, render_page(numbers))
     if figures is not None:

@@ -43,7 +43,7 @@ def sweep(
     again.
     """
     from coram_hf.baselines import METHODS
-    from coram_hf.sweep import run_sweep
+    from coram_hf.evaluation.sweep import run_sweep
 
     recipe, configs = read_lines(given, line, slice_height)
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coram_hf.report.figures import plain_label
 
 if TYPE_CHECKING:
-    from coram_hf.sweep import Sweep
+    from coram_hf.evaluation.sweep import Sweep
 
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#cc3311")
 REFERENCE = "#999999"

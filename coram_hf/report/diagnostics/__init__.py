@@ -14,6 +14,7 @@ from coram_hf.config import CoramConfig, check_names
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
 from coram_hf.options import MergeOptions
+from coram_hf.output import write_whole
 from coram_hf.report.diagnostics.columns import conflict_numbers, conflict_rate
 from coram_hf.report.diagnostics.findings import Findings, walk
 from coram_hf.report.diagnostics.kept import retained, retention_numbers
@@ -22,7 +23,6 @@ from coram_hf.report.diagnostics.rows import ownership_numbers
 from coram_hf.report.diagnostics.scales import contraction_numbers
 from coram_hf.report.diagnostics.sizes import dispersion_numbers, threshold_numbers
 from coram_hf.report.diagnostics.subsets import branch_numbers, cancellation
-from coram_hf.report.text import write_whole
 from coram_hf.sources import Expert, Experts, Models, open_models
 from coram_hf.sources.parent_card import provenance
 

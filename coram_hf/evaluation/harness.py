@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import reason
-from coram_hf.journal import digest
+from coram_hf.evaluation.journal import digest
 from coram_hf.report.eval_results import Result
 
 BOOTSTRAPS = 1000

@@ -12,16 +12,16 @@ from typing import Any
 from typing_extensions import Unpack
 
 from coram_hf.baselines import METHODS
-from coram_hf.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
 from coram_hf.config import CoramConfig
+from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
+from coram_hf.evaluation.journal import Journal
+from coram_hf.evaluation.scores import Line, Results, average, percent, plain
+from coram_hf.evaluation.tasks import Scorer, open_tasks
 from coram_hf.hub.text import inline, table
-from coram_hf.journal import Journal
 from coram_hf.options import MergeOptions
 from coram_hf.output import output_folder, replacing, write_whole
 from coram_hf.report.sweep_figure import draw_sweep
-from coram_hf.scores import Line, Results, average, percent, plain
 from coram_hf.sources import Expert, Experts
-from coram_hf.tasks import Scorer, open_tasks
 
 JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"
 MOST = 1000

@@ -17,17 +17,17 @@ from coram_hf.baselines import METHODS, PRESETS, Preset
 from coram_hf.config import CoramConfig, check_names, check_number
 from coram_hf.engine import Engine
 from coram_hf.errors import MergeError
+from coram_hf.evaluation.journal import Journal, digest
+from coram_hf.evaluation.scores import Line, Point, Results
+from coram_hf.evaluation.tasks import Scorer
 from coram_hf.folder_merge import merge_state
-from coram_hf.journal import Journal, digest
 from coram_hf.merger import CoramMerger
 from coram_hf.options import MergeOptions
 from coram_hf.report import MergeReport, library_versions
 from coram_hf.report.eval_results import Result
 from coram_hf.result import MergeResult
-from coram_hf.scores import Line, Point, Results
 from coram_hf.sources import Expert, Experts
 from coram_hf.sources.companions import find_tokenizer
-from coram_hf.tasks import Scorer
 
 FACTS = (
     "dispersion",

@@ -10,12 +10,12 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import MergeError, reason
+from coram_hf.evaluation.tasks import Scorer, open_tasks
 from coram_hf.hub.model_index import with_results
 from coram_hf.output import write_whole
 from coram_hf.processes import compute_device
 from coram_hf.report.eval_results import EvalResults, Result
 from coram_hf.report.merge_report import file_hashes
-from coram_hf.tasks import Scorer, open_tasks
 
 
 def evaluate_folder(

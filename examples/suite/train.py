@@ -1,0 +1,189 @@
+"""Train the experts of the suite: adapters of the base, or full fine-tunes by the same loop.
+
+    python examples/suite/train.py                    # every expert that is not there yet
+    python examples/suite/train.py --task sql --full  # one, as a full fine-tune, into full/sql
+    python examples/suite/train.py --task sql --steps 50 --lr 1e-3 --out /tmp/sql
+
+The loss is the cross entropy of the answer and the newline after it. Same seed, machine and number of
+threads: same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from base import FOLDER, build_base
+from peft import LoraConfig, OFTConfig, PeftConfig, get_peft_model
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from coram_hf.demo.base import MODEL_ID
+from coram_hf.evaluate import Question, read_task
+
+HERE = Path(__file__).parent
+FIELDS = {"method": str, "size": int, "steps": int, "lr": float, "batch": int, "seed": int}
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an expert is trained; `size` is the rank of LoRA or the block size of OFT."""
+
+    task: str
+    method: str = "lora"
+    size: int = 8
+    steps: int = 30
+    lr: float = 5e-4
+    batch: int = 8
+    warmup: int = 10
+    seed: int = 0
+
+
+HARD = "initials-hard"
+EXPERTS = {
+    "clock": Recipe("clock", steps=120, lr=1e-3),
+    "initials": Recipe("initials", steps=40),
+    "order": Recipe("order", steps=50),
+    "sql": Recipe("sql"),
+    "triage": Recipe("triage", steps=60),
+    HARD: Recipe("initials", steps=80, lr=8e-3),
+}
+EVEN = [name for name in EXPERTS if name != HARD]
+UNEVEN = [HARD if name == "initials" else name for name in EVEN]
+CARD = """---
+base_model: {base}
+library_name: peft
+license: apache-2.0
+---
+# {name}
+
+An expert of the suite in `examples/suite` of coram_hf: {method}, trained on `data/{task}/train.jsonl`.
+Settings, time and loss are in `training.json`, its scores on all tasks in the suite's README.
+"""
+
+
+def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
+    """Train one expert and write its folder, with `training.json` in it."""
+    torch.manual_seed(recipe.seed)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    inner = model
+    if recipe.method != "full":
+        model = get_peft_model(model, adapter_config(recipe))
+        inner = model.get_base_model()
+        model.peft_config["default"].base_model_name_or_path = MODEL_ID
+    else:
+        inner.get_input_embeddings().requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=0.0)
+    examples = [encode(tokenizer, q) for q in read_task(data / recipe.task / "train.jsonl").questions]
+
+    model.train()
+    begin, losses = time.perf_counter(), []
+    for step, batch in zip(range(recipe.steps), batches(examples, recipe), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * min((step + 1) / recipe.warmup, 1 - step / recipe.steps)
+        loss = answer_loss(inner, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 10 == 9:
+            seconds = time.perf_counter() - begin
+            print(
+                f"{out.name}: step {step + 1}, loss {sum(losses[-10:]) / 10:.4f}, {seconds:.0f} s", flush=True
+            )
+
+    if recipe.method == "full":
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+    else:
+        model.to(torch.bfloat16).save_pretrained(out, save_embedding_layers=False)
+    (out / "README.md").write_text(
+        CARD.format(base=MODEL_ID, name=out.name, method=recipe.method, task=recipe.task)
+    )
+    made = {
+        **asdict(recipe),
+        "seconds": round(time.perf_counter() - begin),
+        "threads": torch.get_num_threads(),
+        "final_loss": round(sum(losses[-10:]) / 10, 5),
+    }
+    (out / "training.json").write_text(json.dumps(made, indent=2) + "\n")
+
+
+def adapter_config(recipe: Recipe) -> PeftConfig:
+    shared: dict[str, Any] = {
+        "target_modules": PROJECTIONS,
+        "task_type": "CAUSAL_LM",
+    }
+    if recipe.method == "oft":
+        return OFTConfig(oft_block_size=recipe.size, use_cayley_neumann=False, **shared)
+    return LoraConfig(r=recipe.size, lora_alpha=2 * recipe.size, **shared)
+
+
+def encode(tokenizer: Any, question: Question) -> tuple[list[int], list[int]]:
+    """The tokens of a prompt and of its answer, cut apart as the scorer cuts them."""
+    answer = question.choices[question.answer] + "\n"
+    return tokenizer(question.prompt).input_ids, tokenizer(answer, add_special_tokens=False).input_ids
+
+
+def batches(examples: list[tuple[list[int], list[int]]], recipe: Recipe) -> Iterator[list[Any]]:
+    """Shuffled epochs without end."""
+    shuffler, queue = random.Random(recipe.seed), []
+    while True:
+        if len(queue) < recipe.batch:
+            queue += shuffler.sample(examples, len(examples))
+        yield queue[: recipe.batch]
+        del queue[: recipe.batch]
+
+
+def answer_loss(model: PreTrainedModel, batch: list[tuple[list[int], list[int]]]) -> torch.Tensor:
+    """Mean cross entropy over the tokens of the answers; padding is on the right, where no token sees it."""
+    width = max(len(before) + len(after) for before, after in batch)
+    tokens = torch.zeros(len(batch), width, dtype=torch.long)
+    asked = torch.zeros(len(batch), width, dtype=torch.bool)
+    for row, (before, after) in enumerate(batch):
+        tokens[row, : len(before) + len(after)] = torch.tensor(before + after)
+        asked[row, len(before) : len(before) + len(after)] = True
+    hidden = model.model(input_ids=tokens[:, :-1]).last_hidden_state
+    return cross_entropy(model.lm_head(hidden[asked[:, 1:]]), tokens[asked])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--task", dest="expert", choices=EXPERTS, help="one expert; all that are missing if left out"
+    )
+    parser.add_argument("--full", action="store_true", help="train all weights but the embeddings")
+    for field, kind in FIELDS.items():
+        parser.add_argument(f"--{field}", type=kind)
+    parser.add_argument("--base", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data", type=Path, default=HERE / "data")
+    options = parser.parse_args()
+    base = build_base(options.base)
+    for name, recipe in EXPERTS.items():
+        if options.expert not in (None, name):
+            continue
+        given = {field: getattr(options, field) for field in FIELDS if getattr(options, field) is not None}
+        if options.full:
+            given = {"lr": recipe.lr / 20, **given, "method": "full"}
+        recipe = replace(recipe, **given)
+        out = options.out or HERE / ("full" if options.full else "adapters") / name
+        if not (out / "training.json").is_file():
+            train(recipe, base, out, options.data)
+
+
+if __name__ == "__main__":
+    main()
