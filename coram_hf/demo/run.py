@@ -84,6 +84,6 @@ def _scores(rows: dict[str, dict[str, Score]]) -> str:
 def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task) -> str:
     """What the model says to a task's first question, up to the end of the line."""
     asked: Any = tokenizer(task.questions[0].prompt, return_tensors="pt")
-    said = model.generate(**asked, max_new_tokens=24, do_sample=False)[0][asked.input_ids.shape[1] :]
-    text = str(tokenizer.decode(said, skip_special_tokens=True))
-    return text.partition("\n")[0]
+    generate = cast(Any, model).generate
+    said = generate(**asked, max_new_tokens=24, do_sample=False)[0][asked.input_ids.shape[1] :]
+    return str(tokenizer.decode(said, skip_special_tokens=True)).partition("\n")[0]
