@@ -2,7 +2,7 @@
 
     python examples/benchmarks/report.py [--sizes 0.1B] [--experts 3] [--rounds 3] [--folder DIR]
 
-The checkpoints are those of streaming.py. Merge and report run in processes of their own, in turn, and the
+The checkpoints are those of common.py. Merge and report run in processes of their own, in turn, and the
 fastest round of each counts; the report also reads the merged folder, for retention, and draws the page.
 """
 
@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from streaming import SIZES, AnonymousMemory, make, merge
+from common import SIZES, Watch, in_process, make
+from streaming import merge
 
 
 def report(sources: list[str], merged: str) -> dict[str, float]:
@@ -26,20 +23,9 @@ def report(sources: list[str], merged: str) -> dict[str, float]:
     from coram_hf.report.diagnostics import diagnose
     from coram_hf.report.page import render_page
 
-    with AnonymousMemory() as memory:
-        started = time.perf_counter()
+    with Watch() as watch:
         render_page(diagnose(sources[0], sources[1:], merged=[merged], progress=False))
-        seconds = time.perf_counter() - started
-    return {"seconds": seconds, "peak": memory.peak}
-
-
-def in_process(role: str, *arguments: str) -> dict[str, float]:
-    """Run one part in a process of its own."""
-    run = subprocess.run(
-        [sys.executable, __file__, "--role", role, *arguments], capture_output=True, text=True, check=True
-    )
-    found: dict[str, float] = json.loads(run.stdout.strip().splitlines()[-1])
-    return found
+    return watch.found()
 
 
 def main() -> None:
@@ -58,13 +44,13 @@ def main() -> None:
     for size in options.sizes:
         folder = Path(tempfile.mkdtemp(prefix="coram-bench-", dir=options.folder))
         try:
-            sources = [str(path) for path in make(folder, size, options.experts)]
-            os.sync()
+            sources = make(folder, size, options.experts)
             merges, reports = [], []
             for _ in range(options.rounds):
                 shutil.rmtree(folder / "out", ignore_errors=True)
-                merges.append(in_process("merge", *sources, str(folder / "out"))["seconds"])
-                reports.append(in_process("report", *sources, str(folder / "out")))
+                merged = str(folder / "out")
+                merges.append(in_process(__file__, "--role", "merge", *sources, merged)["seconds"])
+                reports.append(in_process(__file__, "--role", "report", *sources, merged))
         finally:
             shutil.rmtree(folder)
         seconds = min(found["seconds"] for found in reports)

@@ -1,130 +1,117 @@
-"""Merge both suites by the rule and by its rivals, and write scores.json and the README's tables.
+"""Merge and score both suites by CORAM and its rivals, and write the tables of the README.
 
-    python examples/suite/compare.py [ROW ...] [--limit 100]
+    python examples/suite/compare.py [--limit 100]
 
-A row that scores.json already holds is not made again; delete the file to start anew.
+The even suite has the five experts. In the uneven one `initials` is replaced by an expert of the same task
+that was trained much harder; it is merged as it is, and with balance="damp". Stopped, it goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from base import FOLDER, build_base
-from score import HERE, load, markdown, score_all, table
 from train import EVEN, EXPERTS, UNEVEN
 
-from coram_hf import CoramConfig, CoramMerger, MergeReport, MergeResult
-from coram_hf.baselines import merge
+from coram_hf import CoramConfig, compare_methods
+from coram_hf.config import Balance
+from coram_hf.evaluation.compare import RIVALS
+from coram_hf.hub.text import table
 
-SCORES = HERE / "scores.json"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 README = HERE / "README.md"
 BEGIN, END = "<!-- scores -->\n", "<!-- end of scores -->\n"
-MERGES: dict[str, dict[str, Any]] = {
-    "CORAM": {},
-    "CORAM, damp": {"balance": "damp"},
-    "linear": {"method": "linear"},
-    "task arithmetic": {"method": "task_arithmetic"},
-    "TIES": {"method": "ties"},
-}
+SETTINGS = ("method", "size", "steps", "batch", "lr", "final_loss", "seconds")
+
+
+class Suite(NamedTuple):
+    """A set of experts, how they are balanced, and what they are merged by."""
+
+    title: str
+    experts: list[str]
+    balance: Balance | None
+    lambdas: str | tuple[float, ...]
+    rivals: tuple[str, ...]
+
+
 SUITES = {
-    "even": (EVEN, ("CORAM", "linear", "task arithmetic", "TIES")),
-    "uneven": (UNEVEN, ("CORAM", "CORAM, damp", "linear")),
+    "even": Suite("The even suite", EVEN, None, "1.0:4.0:0.5", RIVALS),
+    "uneven": Suite("The uneven suite", UNEVEN, None, (), ("linear", "task_arithmetic", "ties")),
+    "damp": Suite("The uneven suite, damped", UNEVEN, "damp", (), ("linear", "task_arithmetic", "ties")),
 }
-ROWS = ["base", *EXPERTS, *(f"{suite}: {method}" for suite, (_, kinds) in SUITES.items() for method in kinds)]
 
 
-def merged(base: Path, names: list[str], method: str = "coram", **options: Any) -> MergeResult:
-    """A merge of adapters, by CORAM or a baseline."""
-    adapters = {name: str(HERE / "adapters" / name) for name in names}
-    if method == "coram":
-        return CoramMerger(str(base), adapters, CoramConfig(**options), progress=False).merge()
-    return merge(str(base), adapters, method, **options, progress=False)
+def run(name: str, base: Path, limit: int) -> None:
+    """Score one suite; what the journal has is not scored again."""
+    suite = SUITES[name]
+    compare_methods(
+        base,
+        {expert: HERE / "adapters" / expert for expert in suite.experts},
+        CoramConfig(balance=suite.balance),
+        tasks=[HERE / "data" / task / "test.jsonl" for task in EVEN],
+        lambdas=suite.lambdas,
+        baselines=suite.rivals,
+        score_experts=name == "even",
+        limit=limit,
+        output=RESULTS / name,
+    )
 
 
-def summary(report: MergeReport) -> dict[str, Any]:
-    keys = ("dispersion", "unbalanced_dispersion", "kappa", "lam", "relative_updates", "rounding_loss")
-    return {key: getattr(report, key) for key in keys}
+def facts(name: str) -> dict[str, Any]:
+    """What compare.json says of the CORAM line."""
+    line: dict[str, Any] = json.loads((RESULTS / name / "compare.json").read_text())["lines"][0]
+    return line
 
 
-def tables(scores: dict[str, Any]) -> str:
-    """The tables of the README, from scores.json and the experts' training.json."""
-    rows, merges = scores["rows"], scores["merges"]
-    sizes = {name: r for suite in SUITES for name, r in merges[f"{suite}: CORAM"]["relative_updates"].items()}
+def tables() -> str:
+    """The tables of the README, from the results and the experts' training.json."""
     made = {name: json.loads((HERE / "adapters" / name / "training.json").read_text()) for name in EXPERTS}
-    settings = ("method", "size", "steps", "batch", "lr", "final_loss", "seconds")
-    numbers = ("unbalanced_dispersion", "dispersion", "kappa", "lam", "seconds")
+    sizes = {**facts("even")["relative_updates"], **facts("uneven")["relative_updates"]}
+    scored = json.loads((RESULTS / "even" / "compare.json").read_text())
+    rows = {"base": scored["base"], **scored["experts"]}
+    questions = next(iter(scored["base"].values()))["questions"]
     parts = [
         "### How the experts were trained\n",
-        markdown(
-            ["expert", *settings, "r"],
+        table(
+            ["expert", *SETTINGS, "r"],
             [
-                [name, *(str(found[key]) for key in settings), f"{sizes[name]:.4f}"]
+                [name, *(str(found[key]) for key in SETTINGS), f"{sizes[name]:.4f}"]
                 for name, found in made.items()
             ],
         ),
-        f"### The experts, percent right of {scores['limit']} held-out questions a task\n",
-        table({name: rows[name] for name in ("base", *EXPERTS)}),
+        f"\n### The experts, percent right of {questions} held-out questions a task\n",
+        table(
+            ["", *EVEN],
+            [[name, *(f"{100 * row[task]['value']:.0f}" for task in EVEN)] for name, row in rows.items()],
+        ),
     ]
-    for suite, (_, methods) in SUITES.items():
-        parts.append(f"### Merges of the {suite} suite\n")
-        parts.append(table({method: rows[f"{suite}: {method}"] for method in methods}))
-        coram = [method for method in methods if method.startswith("CORAM")]
-        parts.append(
-            markdown(
-                ["merge", "D", "D as merged", "kappa", "lambda", "seconds"],
-                [
-                    [method, *(f"{merges[f'{suite}: {method}'][key]:.4g}" for key in numbers)]
-                    for method in coram
-                ],
-            )
-        )
-    return "\n".join(parts)
-
-
-def read() -> dict[str, Any]:
-    return json.loads(SCORES.read_text()) if SCORES.is_file() else {"limit": None, "rows": {}, "merges": {}}
-
-
-def add(name: str, base: Path, limit: int) -> None:
-    """Make and score one row; the file is read again before it is written, for another process may have."""
-    suite, _, method = name.partition(": ")
-    made: dict[str, Any] = {}
-    if method:
-        begin = time.perf_counter()
-        result = merged(base, SUITES[suite][0], **MERGES[method])
-        made = {name: {**summary(result.report), "seconds": round(time.perf_counter() - begin)}}
-        model = result.model
-    else:
-        model = load(name if name == "base" else str(HERE / "adapters" / name), base)
-    row = score_all(model, base, limit)
-    print(table({name: row}).splitlines()[-1], flush=True)
-    scores = read()
-    scores["limit"] = limit
-    scores["rows"][name] = row
-    scores["merges"] |= made
-    SCORES.write_text(json.dumps(scores, indent=2) + "\n")
+    for name, suite in SUITES.items():
+        line = facts(name)
+        gap = f", {100 * line['gap']:.1f} points below the best of the sweep" if suite.lambdas else ""
+        parts += [
+            f"\n### {suite.title}\n",
+            (RESULTS / name / "compare.md").read_text(),
+            f"D {line['dispersion']:.2f}, kappa {line['kappa']:g}, lambda {line['rule']['lam']:.2f}{gap}; "
+            f"c_RMS / sqrt(N) {line['c_rms'] / line['sqrt_n']:.2f}.",
+        ]
+    return "\n".join(parts) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of: {', '.join(ROWS)}; all if left out")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--base", type=Path, default=FOLDER)
     parser.add_argument("--limit", type=int, default=100, help="questions of each task")
     options = parser.parse_args()
     base = build_base(options.base)
-    for name in options.rows or ROWS:
-        if name not in read()["rows"]:
-            add(name, base, options.limit)
-    if set(ROWS) <= set(read()["rows"]):
-        before, _, rest = README.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        README.write_text(before + BEGIN + tables(read()) + END + after)
+    for name in SUITES:
+        run(name, base, options.limit)
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + tables() + END + rest.partition(END)[2])
+    print(tables())
 
 
 if __name__ == "__main__":
