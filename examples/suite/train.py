@@ -29,7 +29,7 @@ from coram_hf.demo.base import MODEL_ID
 from coram_hf.evaluate import Question, read_task
 
 HERE = Path(__file__).parent
-FIELDS = {"method": str, "size": int, "steps": int, "lr": float, "batch": int, "seed": int}
+FIELDS = {"size": int, "steps": int, "lr": float, "batch": int, "seed": int}
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -121,10 +121,7 @@ def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
 
 
 def adapter_config(recipe: Recipe) -> PeftConfig:
-    shared: dict[str, Any] = {
-        "target_modules": PROJECTIONS,
-        "task_type": "CAUSAL_LM",
-    }
+    shared: dict[str, Any] = {"target_modules": PROJECTIONS, "task_type": "CAUSAL_LM"}
     if recipe.method == "oft":
         return OFTConfig(oft_block_size=recipe.size, use_cayley_neumann=False, **shared)
     return LoraConfig(r=recipe.size, lora_alpha=2 * recipe.size, **shared)
@@ -166,17 +163,21 @@ def main() -> None:
         "--task", dest="expert", choices=EXPERTS, help="one expert; all that are missing if left out"
     )
     parser.add_argument("--full", action="store_true", help="train all weights but the embeddings")
+    parser.add_argument("--method", choices=("lora", "oft"))
     for field, kind in FIELDS.items():
         parser.add_argument(f"--{field}", type=kind)
     parser.add_argument("--base", type=Path, default=FOLDER)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", type=Path, default=HERE / "data")
     options = parser.parse_args()
+    if options.out and not options.expert:
+        parser.error("--out is the folder of one expert; say which with --task")
     base = build_base(options.base)
     for name, recipe in EXPERTS.items():
         if options.expert not in (None, name):
             continue
-        given = {field: getattr(options, field) for field in FIELDS if getattr(options, field) is not None}
+        asked = {field: getattr(options, field) for field in ("method", *FIELDS)}
+        given = {field: value for field, value in asked.items() if value is not None}
         if options.full:
             given = {"lr": recipe.lr / 20, **given, "method": "full"}
         recipe = replace(recipe, **given)
