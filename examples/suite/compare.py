@@ -3,7 +3,7 @@
     python examples/suite/compare.py [--limit 100]
 
 The even suite has the five experts. In the uneven one `initials` is replaced by an expert of the same task
-that was trained much harder; it is merged as it is, and with balance="damp". Stopped, it goes on where it was.
+that was trained much harder; it is merged as it is, and with balance="damp". Stopped, it goes on.
 """
 
 from __future__ import annotations
