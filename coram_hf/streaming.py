@@ -19,7 +19,7 @@ from coram_hf.sinks.workspace import Workspace
 from coram_hf.threads import in_threads
 
 AHEAD = 2
-"""Units that may be read ahead, and units that may wait to be written."""
+"""Units that may be read ahead; those that are merged wait to be written one at a time."""
 
 SYNC_BYTES, SYNC_SECONDS = 512 * 2**20, 5.0
 """How much is written, or how long it takes, between two entries in the journal."""
@@ -126,7 +126,7 @@ class _Writer:
 
     def __init__(self, workspace: Workspace, phase: str, sink: FolderSink | None) -> None:
         self._workspace, self._phase, self._sink = workspace, phase, sink
-        self._waiting: queue.Queue[tuple[Unit, Done] | None] = queue.Queue(AHEAD)
+        self._waiting: queue.Queue[tuple[Unit, Done] | None] = queue.Queue(1)
         self._entries: list[tuple[str, str, Any]] = []
         self._unsynced, self._synced = 0, time.monotonic()
         self._error: BaseException | None = None

@@ -34,7 +34,7 @@ def in_threads(
     running: dict[Future[Result], Item] = {}
     try:
         for item in items:
-            while len(running) > count:
+            while len(running) >= count:
                 yield from _finished(running)
             running[pool.submit(work, item)] = item
         while running:
