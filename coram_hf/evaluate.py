@@ -149,19 +149,28 @@ def _check_length(model: PreTrainedModel, encoded: Sequence[_Encoded], task: str
 
 
 def _continuations(model: PreTrainedModel, encoded: Sequence[_Encoded]) -> Iterator[_Continuation]:
-    """One for every prompt and text, in order; padding on the right is not seen by a causal model."""
+    """One for every prompt and text, in order; padding on the right is not seen by a causal model.
+
+    What follows the last token is not asked for, so choices of one token all ask for the same pass.
+    """
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, tokens in enumerate(encoded):
+        alike.setdefault((*tokens.before, *tokens.after[:-1]), []).append(i)
+    inputs = list(alike)
     found: dict[int, _Continuation] = {}
-    for batch in _batches([len(tokens) for tokens in encoded]):
-        tokens = torch.zeros(len(batch), max(len(encoded[i]) for i in batch), dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for row, i in enumerate(batch):
-            tokens[row, : len(encoded[i])] = torch.tensor(encoded[i].before + encoded[i].after)
-            mask[row, : len(encoded[i])] = 1
+    for batch in _batches([len(row) for row in inputs]):
+        rows = [inputs[i] for i in batch]
+        padded = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+        mask = torch.zeros_like(padded)
+        for place, row in enumerate(rows):
+            padded[place, : len(row)] = torch.tensor(row)
+            mask[place, : len(row)] = 1
         with torch.inference_mode():
-            output: Any = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device))
-        for row, i in enumerate(batch):
-            logits = output.logits[row, len(encoded[i].before) - 1 : len(encoded[i]) - 1]
-            found[i] = _judge(logits, torch.tensor(encoded[i].after, device=logits.device))
+            output: Any = model(input_ids=padded.to(model.device), attention_mask=mask.to(model.device))
+        for place, row in enumerate(rows):
+            for i in alike[row]:
+                logits = output.logits[place, len(encoded[i].before) - 1 : len(row)]
+                found[i] = _judge(logits, torch.tensor(encoded[i].after, device=logits.device))
     return (found[i] for i in range(len(encoded)))
 
 
