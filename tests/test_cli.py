@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -297,5 +298,6 @@ def test_a_dry_run_writes_nothing(suite):
     assert run.returncode == 0, run.stderr
     assert "disk: 0.00 GB" in run.stdout
     assert "memory: about" in run.stdout
+    assert re.search(r"time: about \d+ s", run.stdout)
     assert not (suite / "out").exists()
     assert not list(suite.glob(".out*"))

@@ -205,3 +205,11 @@ def test_what_cannot_be_asked_is_an_error(model):
     short = GPT2LMHeadModel(GPT2Config(vocab_size=48, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     with pytest.raises(ValueError, match="a question has 11 tokens, but the model takes 8"):
         score(short, tiny_tokenizer(), Task("t", (Question("aaaaaaaaa", ("b",), 0),)))
+
+
+def test_a_test_set_is_called_after_its_folder(tmp_path):
+    for path in (tmp_path / "sql" / "test.jsonl", tmp_path / "other.jsonl"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"prompt": "a", "target": " b"}\n')
+    assert read_task(tmp_path / "sql" / "test.jsonl").name == "sql"
+    assert read_task(tmp_path / "other.jsonl").name == "other"

@@ -13,6 +13,9 @@ from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluate import Score, Task, read_task, score
 from coram_hf.hub.text import table
 from coram_hf.merger import CoramMerger
+from coram_hf.output import write_whole
+from coram_hf.report.diagnostics import diagnose
+from coram_hf.report.page import render_page
 
 SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
@@ -34,6 +37,8 @@ def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
     print(f"merging {len(adapters)} adapters of {MODEL_ID} into {merged}")
     report = CoramMerger(base, adapters, progress=False).merge_to(merged, overwrite=True)
     print(f"D {report.dispersion:.2f}, so kappa {report.kappa:g} and lambda {report.lam:.3f}\n")
+    numbers = diagnose(base, adapters, merged={"CORAM": merged}, progress=False)
+    write_whole(folder / "report.html", render_page(numbers))
 
     before = _load(base)
     rows = {"base": {name: score(before, tokenizer, tasks[name], questions) for name in EXPERTS}}
@@ -46,7 +51,8 @@ def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
 
     for task in tasks.values():
         print(f"{task.questions[0].prompt}\x1b[1m{_answer(after, tokenizer, task)}\x1b[0m\n")
-    print(f"{merged} holds the model, its card and its report; {time.perf_counter() - started:.0f} s in all")
+    seconds = time.perf_counter() - started
+    print(f"{merged} holds the model and its card, {folder / 'report.html'} shows the merge; {seconds:.0f} s")
     return merged
 
 
