@@ -102,6 +102,10 @@ class Merger(ABC):
         job = FolderMerge(self._engine, Path("merged"), shard_size(max_shard_size), self._settings())
         return job.requirements()
 
+    def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Raise what `merge_to` would raise before it merges: about the folder, the disk, the coefficient."""
+        FolderMerge(self._engine, Path(folder), "50GB", self._settings()).check(overwrite)
+
     def forecast(self, folder: str | Path) -> Forecast:
         """How long `merge_to` would take; merges one parameter of every shape to find out."""
         job = FolderMerge(self._engine, Path(folder), "50GB", self._settings())

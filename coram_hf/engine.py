@@ -129,10 +129,11 @@ class Engine:
 
     def new_sink(self) -> ModelSink:
         """A model to write into, with the rows of new tokens in place."""
-        sink = ModelSink(self.models.base.copy_model(), self.dtype, self._new_size)
-        if self._new_size is not None:
-            for name in self.models.vocabulary.token_axis:
-                sink.tensor(name).copy_(self.models.base_tensor(name))
+        with torch.inference_mode(False):
+            sink = ModelSink(self.models.base.copy_model(), self.dtype, self._new_size)
+            if self._new_size is not None:
+                for name in self.models.vocabulary.token_axis:
+                    sink.tensor(name).copy_(self.models.base_tensor(name))
         return sink
 
     def skeleton(self) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from torch import Tensor
 from coram_hf.engine import Engine
 from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_rate
 from coram_hf.geometry.scratch import Lent
+from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
 from coram_hf.report import MergeReport
@@ -28,8 +29,8 @@ from coram_hf.survey import Survey, check_finite, measure
 SAMPLE = 8
 """Least number of matrices from which the side of the dispersion threshold is guessed."""
 
-RESIDENT = 600 * 2**20
-"""Memory of the interpreter, its libraries, and the working buffers."""
+RESIDENT = 500 * 2**20
+"""Memory of the interpreter and its libraries."""
 
 Merges = Callable[[str], bool]
 Merge = Callable[[str, Tensor, float | None], Record]
@@ -71,7 +72,7 @@ class FolderMerge:
         processes = self._engine.processes
         published = self._workspace.is_published(self._state)
         if not published:
-            check_target(self._target, overwrite, self._layout.total_bytes, self._inputs())
+            self.check(overwrite)
         self._overwrite = overwrite
         processes.wait()
         if processes.first:
@@ -83,6 +84,10 @@ class FolderMerge:
                 self._workspace.open(self._state)
         processes.wait()
         return MergeReport.load(self._target) if published else None
+
+    def check(self, overwrite: bool) -> None:
+        """Refuse a target that could not be written in the end."""
+        check_target(self._target, overwrite, self._layout.total_bytes, self._inputs())
 
     def _inputs(self) -> list[Path]:
         """Files that are read, and folders that models in memory were loaded from."""
@@ -108,11 +113,16 @@ class FolderMerge:
         self._workspace.unlock()
 
     def requirements(self) -> tuple[int, int]:
-        """Bytes of disk, and about how much memory: libraries, chunks, and a few of the largest tensors."""
+        """Bytes of disk, and about how much memory.
+
+        That is the libraries, a few of the largest tensors, and for every thread its chunks, its result, and
+        what adapters make: a float32 copy each, and three while one is made.
+        """
         largest = max(tensor.numel() * tensor.element_size() for tensor in self._state_dict.values())
         adapters = sum(weights.kind != "full" for weights in self._engine.models.experts.values())
         made = max((self._state_dict[name].numel() * 4 for name in self._engine.targets), default=0)
-        return self._layout.total_bytes, RESIDENT + 3 * largest + adapters * made
+        of_thread = 2 * CHUNK_BYTES + made + (adapters + 3 if adapters else 0) * made
+        return self._layout.total_bytes, RESIDENT + 3 * largest + self._engine.threads * of_thread
 
     def forecast(self, merges: Merges, merge: Merge, passes: int) -> Forecast:
         """How long the merge will take, with so many passes over the targets."""

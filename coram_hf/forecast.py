@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -53,18 +54,21 @@ def write_rate(folder: Path) -> float:
     """Bytes a second to the disk of a folder, or of what there is above it."""
     while not folder.is_dir():
         folder = folder.parent
-    block = os.urandom(2**23)
+    size = min(PROBE_BYTES, shutil.disk_usage(folder).free // 4)
+    block = os.urandom(2**20)
     with tempfile.TemporaryFile(dir=folder) as file:
         started = time.perf_counter()
-        for _ in range(PROBE_BYTES // len(block)):
+        for _ in range(max(1, size // len(block))):
             file.write(block)
         os.fsync(file.fileno())
-        return PROBE_BYTES / (time.perf_counter() - started)
+        return max(size, len(block)) / (time.perf_counter() - started)
 
 
 def read_seconds(files: Iterable[Path]) -> float:
     """Seconds to read all of the files, if they do not fit in the page cache; otherwise none to speak of."""
     sizes = {path: path.stat().st_size for path in files}
+    if not hasattr(os, "posix_fadvise"):  # macOS does not tell
+        return 0.0
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not sizes or sum(sizes.values()) < available // 2:
         return 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,11 @@ class CoramMerger(Merger):
             lam=engine.amplitude.coefficient(self.config, c_rms=None),
             left_behind=left_behind,
         )
+
+    def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """The same, and whether lambda can be told."""
+        super().check(folder, overwrite=overwrite)
+        require_coefficient(self._engine.amplitude, self.config)
 
     def merge(self, *, keep_update: bool = True) -> MergeResult:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.

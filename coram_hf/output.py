@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +22,29 @@ def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Another name to write a file under, which gets its own once it is whole."""
-    partial = path.with_name(f".{path.name}")
+    """Another name to write a file under, which gets its own once it is whole.
+
+    A link is followed; what is no file, such as a device or a pipe, is written to as it is.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    partial = Path(name)
     try:
         yield partial
+        partial.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -39,6 +39,7 @@ def merge(
     """
     merger = read_given(given).merger()
     if dry_run:
+        merger.check(output, overwrite=overwrite)
         disk, memory = merger.requirements(max_shard_size)
         print(merger.inspect())
         print(f"  disk: {disk / 2**30:.2f} GB for {output}")

@@ -27,7 +27,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="File for the numbers.
 Figures = Annotated[Path | None, typer.Option(help="Folder for the figures as PNG, for a model card.")]
 Merged = Annotated[
     list[str] | None,
-    typer.Option(help="Merged models, by any method, each [name=]source, after the base and the experts."),
+    typer.Option(help="Merged models, by any method, each [name=]source, up to the next option."),
 ]
 
 
@@ -41,15 +41,13 @@ class DefaultGroup(TyperGroup):
 
 
 def _repeat_merged(args: list[str]) -> list[str]:
-    """`--merged A B` as `--merged A --merged B`, where the base and the experts come before it."""
-    if args[1:2] and args[1].startswith("-"):
-        return args
+    """`--merged A B` as `--merged A --merged B`: all that follows up to the next option."""
     repeated: list[str] = []
     following = False
     for arg in args:
         if following and not arg.startswith("-") and repeated[-1] != "--merged":
             repeated.append("--merged")
-        following = arg == "--merged" or (following and not arg.startswith("-"))
+        following = arg == "--merged" or arg.startswith("--merged=") or (following and arg[:1] != "-")
         repeated.append(arg)
     return repeated
 
@@ -143,6 +141,9 @@ def _diagnose(
 
 def _check_files(*files: Path | None, folder: Path | None = None) -> None:
     """Refuse what cannot be written before anything is read."""
+    named = [path.resolve() for path in (*files, folder) if path is not None]
+    if len(set(named)) < len(named):
+        raise ValueError(f"{named[0]} is named for two outputs; give each a place of its own")
     for path in filter(None, files):
         if path.is_dir():
             raise ValueError(f"{path} is a folder; name a file")

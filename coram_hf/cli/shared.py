@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect as introspection
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +146,9 @@ def read_lines(
 def split_tasks(tasks: Sequence[str]) -> list[str]:
     """Tasks that are given one by one or separated by commas."""
     return [
-        name
+        name.strip()
         for text in tasks
-        for name in ([text] if Path(text).exists() else text.split(","))
+        for name in ([text] if os.path.exists(text) else text.split(","))
         if name.strip()
     ]
 

@@ -14,6 +14,7 @@ from coram_hf.evaluate import Score, Task, read_task, score
 from coram_hf.hub.text import table
 from coram_hf.merger import CoramMerger
 from coram_hf.output import write_whole
+from coram_hf.report import MergeReport
 from coram_hf.report.diagnostics import diagnose
 from coram_hf.report.page import render_page
 
@@ -35,7 +36,7 @@ def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
 
     merged = folder / "merged"
     print(f"merging {len(adapters)} adapters of {MODEL_ID} into {merged}")
-    report = CoramMerger(base, adapters, progress=False).merge_to(merged, overwrite=True)
+    report = CoramMerger(base, adapters, progress=False).merge_to(merged, overwrite=_is_ours(merged))
     print(f"D {report.dispersion:.2f}, so kappa {report.kappa:g} and lambda {report.lam:.3f}\n")
     numbers = diagnose(base, adapters, merged={"CORAM": merged}, progress=False)
     write_whole(folder / "report.html", render_page(numbers))
@@ -54,6 +55,14 @@ def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
     seconds = time.perf_counter() - started
     print(f"{merged} holds the model and its card, {folder / 'report.html'} shows the merge; {seconds:.0f} s")
     return merged
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds the merge of an earlier demo, and may be replaced."""
+    try:
+        return set(MergeReport.load(folder).relative_updates) == set(EXPERTS)
+    except (OSError, ValueError):
+        return False
 
 
 def _load(folder: Path) -> PreTrainedModel:

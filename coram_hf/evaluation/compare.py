@@ -16,7 +16,7 @@ from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read
 from coram_hf.evaluation.journal import Journal
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
-from coram_hf.evaluation.tasks import Scorer, open_tasks
+from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
 from coram_hf.hub.text import inline, table
 from coram_hf.options import MergeOptions
 from coram_hf.output import output_folder, write_whole
@@ -131,6 +131,7 @@ def compare_methods(
     inside = open_tasks(tasks, limit)
     every = open_tasks([*inside, *out_of_domain], limit)
     beyond = every[len(inside) :]
+    check_scores(every)
     journal = Journal(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, journal, shared_options(configs[0]), options)
     folder = None if output is None else output_folder(output, (JSON, TABLE))

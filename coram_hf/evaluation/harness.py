@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +38,14 @@ class HarnessScorer:
     @cached_property
     def identity(self) -> str:
         tasks = self.loaded.get_all_tasks() if _is_group(self.loaded) else [self.loaded]
-        contents = [(task.dump_config(), [str(doc) for doc in task.eval_docs]) for task in tasks]
+        contents = [(_settings(task), [str(doc) for doc in task.eval_docs]) for task in tasks]
         return digest(_scorer_name(), self.limit, contents)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the first metric of a task is a loss of some kind."""
+        tasks = self.loaded.get_all_tasks() if _is_group(self.loaded) else [self.loaded]
+        return any(not next(iter(task.higher_is_better().values()), True) for task in tasks)
 
     def __call__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[Result]:
         from lm_eval import simple_evaluate
@@ -123,6 +131,13 @@ def _results(task: str, numbers: Mapping[str, Any], questions: int) -> list[Resu
 def _leaves(found: Mapping[str, Any], name: str) -> Iterable[str]:
     children = found.get("group_subtasks", {}).get(name) or []
     return [leaf for child in children for leaf in _leaves(found, child)] or [name]
+
+
+def _settings(task: Any) -> tuple[str, list[str]]:
+    """The config of a task without addresses in memory, and the source of its functions."""
+    functions = [value for value in vars(task.config).values() if inspect.isfunction(value)]
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(task.dump_config()))
+    return text, [inspect.getsource(function) for function in functions]
 
 
 def _is_group(loaded: Any) -> bool:

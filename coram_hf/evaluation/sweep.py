@@ -16,7 +16,7 @@ from coram_hf.config import CoramConfig
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
 from coram_hf.evaluation.journal import Journal
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
-from coram_hf.evaluation.tasks import Scorer, open_tasks
+from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
 from coram_hf.hub.text import inline, table
 from coram_hf.options import MergeOptions
 from coram_hf.output import output_folder, replacing, write_whole
@@ -130,6 +130,7 @@ def run_sweep(
     wanted = parse_lambdas(lambdas) if isinstance(lambdas, str) else check_lambdas(lambdas)
     presets = read_baselines(baselines)
     scorers = open_tasks(tasks, limit)
+    check_scores(scorers)
     journal = Journal(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, journal, shared_options(configs[0]), options)
     folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))

@@ -54,6 +54,16 @@ class LightScorer:
         return [Result(self.name, "accuracy", found.accuracy, found.standard_error, found.total, LIGHT)]
 
 
+def check_scores(tasks: Sequence[Scorer]) -> None:
+    """Raise for tasks of which less is better: their numbers cannot be averaged with scores."""
+    for task in tasks:
+        if getattr(task, "lower_is_better", False):
+            raise ValueError(
+                f"task {task.name!r} is measured by a number of which less is better; sweeps and comparisons "
+                "average scores of which more is better (`coram-hf eval` takes both)"
+            )
+
+
 def open_tasks(tasks: Sequence[str | Path | Scorer], limit: int | None = None) -> list[Scorer]:
     """Read and check all tasks: paths of .jsonl files, names or YAML files of lm-eval tasks, or scorers."""
     check_limit(limit)

@@ -38,5 +38,6 @@ def scratch(use: str, numel: int, dtype: torch.dtype, device: torch.device | str
     key = f"{use} {dtype} {device}"
     buffer = kept.get(key)
     if buffer is None or len(buffer) < numel:
-        buffer = kept[key] = torch.empty(numel, dtype=dtype, device=device)
+        with torch.inference_mode(False):
+            buffer = kept[key] = torch.empty(numel, dtype=dtype, device=device)
     return buffer[:numel]

@@ -54,7 +54,7 @@ def diagnose(
     `config` is the merge that they are about; `merged` are models, folders or Hub ids that came out of any
     method, for retention. Weights are read once, a few chunks at a time.
     """
-    asked = set(SECTIONS if only is None else only)
+    asked = set(SECTIONS if only is None else [only] if isinstance(only, str) else only)
     check_names(sorted(asked), list(SECTIONS), "section")
     if asked == {"retention"} and not merged:
         raise ValueError("retention is that of merged models: name at least one, with merged= or --merged")
@@ -112,9 +112,9 @@ def retention(base: Expert, experts: Experts, merged: Experts, **options: Any) -
     return diagnose(base, experts, merged=merged, only=["retention"], **options)["retention"]
 
 
-def write_json(numbers: Mapping[str, Any], path: Path) -> None:
+def write_json(numbers: Mapping[str, Any], path: str | Path) -> None:
     """Write the numbers of a report."""
-    write_whole(path, json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    write_whole(Path(path), json.dumps(numbers, indent=2, allow_nan=False) + "\n")
 
 
 def _open_merged(base: Expert, merged: Experts, options: MergeOptions) -> Models:

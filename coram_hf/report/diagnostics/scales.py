@@ -12,7 +12,7 @@ FORMULAS = {
     "energy_ratio": "mean over matrices of sqrt(E_task / E_geo) = sqrt(mean_i |tau_i|^2 / |delta|^2)",
     "gram_cross_term": "sqrt(N sum_i |tau_i|^2 / sum_ij <tau_i, tau_j>)",
     "linear_in_n": "(N + 1) / 2",
-    "sqrt_n": "sqrt(N)",
+    "sqrt_n": "sqrt(N), or 1 / sqrt(sum_i w_i^2) with weights",
     "c_rms": "RMS_i |tau_i| / |delta|",
 }
 """With tau_i = W_i - W_0 over all targets, and delta = W_merge - W_0 before amplification."""
@@ -21,7 +21,7 @@ FORMULAS = {
 def contraction_numbers(findings: Findings) -> dict[str, Any]:
     """c_RMS beside sqrt(N), over all targets and by matrix, and the other coefficients that need no data."""
     whole, n = findings.whole, len(findings.experts)
-    c_rms = findings.c_rms(whole)
+    c_rms, ideal = findings.c_rms(whole), findings.engine.amplitude.sqrt_n
     by_matrix = {name: findings.c_rms(anatomy) for name, anatomy in findings.targets.items()}
     known = [c for c in by_matrix.values() if c is not None]
     merged = math.sqrt(findings.merged_square(whole))
@@ -31,13 +31,13 @@ def contraction_numbers(findings: Findings) -> dict[str, Any]:
         "energy_ratio": math.fsum(known) / len(known) if known else None,
         "gram_cross_term": math.sqrt(n * energy / whole.task) if whole.task > 0 else None,
         "linear_in_n": (n + 1) / 2,
-        "sqrt_n": math.sqrt(n),
+        "sqrt_n": ideal,
         "c_rms": c_rms,
     }
     return {
         "c_rms": c_rms,
-        "sqrt_n": math.sqrt(n),
-        "relative_difference": None if c_rms is None else abs(c_rms - math.sqrt(n)) / math.sqrt(n),
+        "sqrt_n": ideal,
+        "relative_difference": None if c_rms is None else abs(c_rms - ideal) / ideal,
         "lam": findings.lam,
         "by_matrix": by_matrix,
         "coefficients": coefficients,
