@@ -38,19 +38,11 @@ class Suite(NamedTuple):
 
 
 FEW = ("Linear", "Task Arithmetic", "TIES")
-ALL = (
-    *FEW,
-    "DARE-TIES",
-    "tsvm",
-    "OrthoMerge TA+G",
-    "OrthoMerge TIES+G",
-    "OrthoMerge TA+C",
-    "OrthoMerge TIES+C",
-)
+ALL = (*FEW, "DARE-TIES", "tsvm", "OrthoMerge TA+G", "OrthoMerge TIES+G", "OrthoMerge TA+C")
 SUITES = {
-    "even": Suite("The even suite", EVEN, None, "1.0:4.0:0.5", ALL),
-    "uneven": Suite("The uneven suite", UNEVEN, None, (), FEW),
-    "damp": Suite("The uneven suite, damped", UNEVEN, "damp", (), FEW),
+    "even": Suite("The even suite", EVEN, None, "1.5:3.5:0.5", ALL),
+    "uneven": Suite("The uneven suite", UNEVEN, None, (), ("Linear",)),
+    "damp": Suite("The uneven suite, damped", UNEVEN, "damp", (), ("Linear",)),
 }
 
 
