@@ -132,6 +132,7 @@ def average(results):
 
 def test_the_readme_shows_the_committed_results():
     assert compare.tables() in (SUITE / "README.md").read_text()
+    assert compare.merges() in (SUITE.parents[1] / "README.md").read_text()
     assert all(set(found["base"]) == set(TASKS) for found in RESULTS.values())
 
 

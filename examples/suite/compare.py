@@ -22,8 +22,6 @@ from coram_hf.hub.text import table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-README = HERE / "README.md"
-BEGIN, END = "<!-- scores -->\n", "<!-- end of scores -->\n"
 SETTINGS = ("method", "size", "steps", "batch", "lr", "final_loss", "seconds")
 
 
@@ -68,6 +66,16 @@ def facts(name: str) -> dict[str, Any]:
     return line
 
 
+def summary(name: str) -> str:
+    """D, kappa, lambda, how far the rule is from the optimum, and how much the average shrinks."""
+    line = facts(name)
+    swept = f", {100 * line['gap']:.1f} points below the best of the sweep" if SUITES[name].lambdas else ""
+    return (
+        f"D {line['dispersion']:.2f}, kappa {line['kappa']:g}, lambda {line['rule']['lam']:.2f}{swept}; "
+        f"c_RMS / sqrt(N) {line['c_rms'] / line['sqrt_n']:.2f}"
+    )
+
+
 def tables() -> str:
     """The tables of the README, from the results and the experts' training.json."""
     made = {name: json.loads((HERE / "adapters" / name / "training.json").read_text()) for name in EXPERTS}
@@ -91,15 +99,23 @@ def tables() -> str:
         ),
     ]
     for name, suite in SUITES.items():
-        line = facts(name)
-        gap = f", {100 * line['gap']:.1f} points below the best of the sweep" if suite.lambdas else ""
-        parts += [
-            f"\n### {suite.title}\n",
-            (RESULTS / name / "compare.md").read_text(),
-            f"D {line['dispersion']:.2f}, kappa {line['kappa']:g}, lambda {line['rule']['lam']:.2f}{gap}; "
-            f"c_RMS / sqrt(N) {line['c_rms'] / line['sqrt_n']:.2f}.",
-        ]
+        parts += [f"\n### {suite.title}\n", (RESULTS / name / "compare.md").read_text(), summary(name)]
     return "\n".join(parts) + "\n"
+
+
+def merges() -> str:
+    """The tables of the merges alone, for the front door."""
+    parts = []
+    for name, suite in SUITES.items():
+        parts += [f"**{suite.title}** ({summary(name)})\n", (RESULTS / name / "compare.md").read_text()]
+    return "\n".join(parts)
+
+
+def put(path: Path, mark: str, text: str) -> None:
+    """Replace what stands between two marks of a file."""
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+    before, _, rest = path.read_text().partition(begin)
+    path.write_text(before + begin + text + end + rest.partition(end)[2])
 
 
 def main() -> None:
@@ -110,8 +126,8 @@ def main() -> None:
     base = build_base(options.base)
     for name in SUITES:
         run(name, base, options.limit)
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + BEGIN + tables() + END + rest.partition(END)[2])
+    put(HERE / "README.md", "scores", tables())
+    put(HERE.parents[1] / "README.md", "suite", merges())
     print(tables())
 
 
