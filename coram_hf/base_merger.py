@@ -49,9 +49,9 @@ class Merger(ABC):
     def _coefficient(self, job: FolderMerge) -> float | None:
         """Lambda, or None for a method without one; may run phases of its own."""
 
-    @abstractmethod
     def _confirm(self, lam: float | None) -> float | None:
-        """Lambda by the exact norms, once they are known."""
+        """Lambda by the exact norms, once they are known; the same, unless it was guessed from a sample."""
+        return lam
 
     @abstractmethod
     def _report(

@@ -103,9 +103,6 @@ class BaselineMerger(Merger):
         self._cuts = self._global_cuts()
         return None
 
-    def _confirm(self, lam: float | None) -> float | None:
-        return lam
-
     def _report(
         self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
     ) -> MergeReport:

@@ -84,9 +84,6 @@ class OftMerger(Merger):
     def _coefficient(self, job: FolderMerge) -> float | None:
         return None
 
-    def _confirm(self, lam: float | None) -> float | None:
-        return lam
-
     def _report(
         self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
     ) -> MergeReport:
