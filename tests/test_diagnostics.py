@@ -139,8 +139,9 @@ def test_contraction(suite):
     merged = {n: (naive.update(n) ** 2).sum() for n in naive.w0}
     c_rms = math.sqrt(sum(energy.values()) / sum(merged.values()))
     assert found["c_rms"] == close(c_rms)
-    assert found["sqrt_n"] == close(math.sqrt(3))
-    assert found["relative_difference"] == close(abs(c_rms - math.sqrt(3)) / math.sqrt(3))
+    ideal = 1 / math.sqrt((naive.weights**2).sum())
+    assert found["sqrt_n"] == close(ideal)
+    assert found["relative_difference"] == close(abs(c_rms - ideal) / ideal)
     by_matrix = {n: math.sqrt(energy[n] / merged[n]) for n in naive.w0}
     assert found["by_matrix"] == {n: close(c) for n, c in by_matrix.items()}
     task = sum((sum(ts) ** 2).sum() for ts in naive.tau.values())
@@ -149,7 +150,7 @@ def test_contraction(suite):
         "energy_ratio": close(np.mean(list(by_matrix.values()))),
         "gram_cross_term": close(math.sqrt(3 * 3 * sum(energy.values()) / task)),
         "linear_in_n": 2.0,
-        "sqrt_n": close(math.sqrt(3)),
+        "sqrt_n": close(ideal),
         "c_rms": close(c_rms),
     }
 

@@ -13,8 +13,9 @@ from test_card import merged
 from test_cli import coram_hf
 from transformers import AutoModelForCausalLM
 
-from coram_hf import MergeError, evaluate_folder, harness, load_report, run_sweep
+from coram_hf import MergeError, evaluate_folder, load_report, run_sweep
 from coram_hf.evaluate import read_task, score
+from coram_hf.evaluation import harness
 from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub.card import BEGIN, END, edited_card, publish_report, render_card
 from coram_hf.hub.model_index import with_results

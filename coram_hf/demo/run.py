@@ -22,8 +22,8 @@ SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
 """The even suite: each is the name of an adapter, and of the task that it was trained for."""
 
-QUESTIONS = 40
-"""Held-out questions of a task that are asked; all 200 take five times as long."""
+QUESTIONS = 30
+"""Held-out questions of a task that are asked; all 200 take minutes."""
 
 
 def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
