@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,21 +30,14 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         yield path
         return
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    partial = Path(name)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
     try:
         yield partial
-        partial.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        if path.exists():
+            partial.chmod(path.stat().st_mode)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_whole(path: Path, text: str) -> None:

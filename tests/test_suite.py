@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from coram_hf import CoramMerger
 from coram_hf.demo import base as demo_base
+from coram_hf.demo import run
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluate import read_task
 
@@ -162,6 +163,10 @@ def test_the_suites_lie_on_both_sides_of_the_threshold():
     assert set(even["relative_updates"]) == set(EVEN)
     assert set(uneven["relative_updates"]) == set(UNEVEN)
     assert max(uneven["relative_updates"], key=uneven["relative_updates"].get) == HARD
+
+
+def test_the_demo_has_the_experts_of_the_even_suite():
+    assert list(run.EXPERTS) == EVEN
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

@@ -22,11 +22,8 @@ SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
 """The even suite: each is the name of an adapter, and of the task that it was trained for."""
 
-QUESTIONS = 30
-"""Held-out questions of a task that are asked; all 200 take minutes."""
 
-
-def run_demo(folder: str | Path, questions: int = QUESTIONS) -> Path:
+def run_demo(folder: str | Path, questions: int) -> Path:
     """Merge into `folder`/merged by the rule, print what base, experts and merge get right; returns it."""
     folder, started = Path(folder), time.perf_counter()
     base = build_base(folder / Path(MODEL_ID).name)

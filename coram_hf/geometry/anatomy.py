@@ -11,6 +11,8 @@ from torch import Tensor
 
 from coram_hf.config import CoramConfig, Spread
 from coram_hf.geometry.branches import Dissected, Layout, condition_numbers, dissect_slices
+from coram_hf.geometry.conflict import combination
+from coram_hf.geometry.kernel import gram_of
 from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import chunks, largest, load
 from coram_hf.geometry.spread import deal_rows, relative_scores, spread_order
@@ -89,7 +91,7 @@ def dissect(
         updates -= stack[:, :1]
         if any(factor != 1 for factor in factors):
             updates *= scale[:, None, None]
-        gram = _gram(stack[:, : layout.n_models])
+        gram = gram_of(stack[:, : layout.n_models].flatten(1, 2))
         part, squares = _sizes(gram, layout.n_models, scale)
         found += part
         if not math.isfinite(part.base + part.task):
@@ -98,17 +100,11 @@ def dissect(
         if entries or config.conflict is not None:
             found += _entries(stack, weights, config, layout.n_models)
         if geometry:
-            gram = gram if config.conflict is None else _gram(stack)
+            gram = gram if config.conflict is None else gram_of(stack.flatten(1, 2))
             found += _geometry(dissect_slices(stack, gram, weights, layout))
     if geometry:
         found.contrast = list(_contrast(base, torch.cat(row_squares, 1), config, buffer))
     return found
-
-
-def _gram(stack: Tensor) -> Tensor:
-    """X X^T of every slice."""
-    rows = stack.flatten(1, 2)
-    return rows @ rows.mT
 
 
 def _sizes(gram: Tensor, n_models: int, scale: Tensor) -> tuple[Anatomy, Tensor]:
@@ -134,7 +130,7 @@ def _entries(stack: Tensor, weights: Tensor, config: CoramConfig, n_models: int)
     signs = updates.transpose(0, 1).to(torch.float32, copy=True).sign_().flatten(1)
     same = (signs @ signs.T).to("cpu", torch.float64)
     moved = (signs.abs_() @ signs.T).to("cpu", torch.float64)
-    mean = _mean(updates, weights)
+    mean = combination(updates, weights.tolist())
     scratch = torch.empty_like(mean)
     flags = [torch.mul(tau, mean, out=scratch).sum(-2) < 0 for tau in updates.unbind(1)]
     if config.conflict is not None:
@@ -142,7 +138,7 @@ def _entries(stack: Tensor, weights: Tensor, config: CoramConfig, n_models: int)
         stack[:, -1] = scratch
         for tau, flag in zip(updates.unbind(1), flags, strict=True):
             tau *= (flag if config.conflict.startswith("ca") else ~flag).unsqueeze(-2)
-        stack[:, -2] = mean - _mean(updates, weights)
+        stack[:, -2] = mean - combination(updates, weights.tolist())
         if not config.conflict.endswith("+ave"):
             stack[:, -2] = 0
     return Anatomy(
@@ -151,11 +147,6 @@ def _entries(stack: Tensor, weights: Tensor, config: CoramConfig, n_models: int)
         flagged=torch.stack([flag.sum() for flag in flags]).to("cpu"),
         columns=mean.shape[0] * mean.shape[2],
     )
-
-
-def _mean(updates: Tensor, weights: Tensor) -> Tensor:
-    """sum w_i tau_i of every slice, in one pass over them."""
-    return torch.bmm(weights.expand(len(updates), 1, -1), updates.flatten(2)).view_as(updates[:, 0])
 
 
 def _geometry(found: Dissected) -> Anatomy:

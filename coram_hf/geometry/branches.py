@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coram_hf.config import Branch
 from coram_hf.geometry import rotations
-from coram_hf.geometry.kernel import FACTORS, GRAM_CONDITION, RANK_TOLERANCE, SPECTRUM_FLOOR
+from coram_hf.geometry.kernel import FACTORS, GRAM_CONDITION, RANK_TOLERANCE, SPECTRUM_FLOOR, pair_signs
 
 BRANCHES = tuple(FACTORS)
 
@@ -99,7 +99,7 @@ def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, 
     trusted = (squares[..., -1] * limit > squares[..., 0]).all(-1)
     models, U, S = models[trusted], U[trusted], squares[trusted].sqrt()
     overlap = ((U[:, 1:].mT @ models[:, 1:, :, 0]) * U[:, :1].mT).sum(-1) / (S[:, 1:] * S[:, :1])
-    U[:, 1:] *= _signs(U, overlap).unsqueeze(-2)
+    U[:, 1:] *= pair_signs(U[:, :1], U[:, 1:], overlap).unsqueeze(-2)
     to_right = U.mT / S.unsqueeze(-1)
     P = (weights[:, None, None] * to_right[:, 1:]).transpose(1, 2).flatten(2)
     c, E = torch.linalg.eigh(P @ models[:, 1:, :, 1:].flatten(3).flatten(1, 2) @ P.mT)
@@ -148,7 +148,7 @@ def _by_svd(stack: Tensor, weights: Tensor, layout: Layout) -> Dissected:
         return Dissected(squares, dots, nothing, nothing, conditions, frameless)
 
     U, S, Vh, base, eta, task = (t[framed] for t in (U, S, Vh, base, eta, task))
-    sign = _signs(U, (Vh[:, 1:] * Vh[:, :1]).sum(-1))
+    sign = pair_signs(U[:, :1], U[:, 1:], (Vh[:, 1:] * Vh[:, :1]).sum(-1))
     U[:, 1:] *= sign.unsqueeze(-2)
     Vh[:, 1:] *= sign.unsqueeze(-1)
     merged = _merge_left(U, S, weights)
@@ -183,8 +183,3 @@ def _merge_left(U: Tensor, S: Tensor, weights: Tensor) -> _Left:
         for branch, factors in FACTORS.items()
     }
     return _Left(left, (norms[0] / norms[1]).flatten(), angles.flatten())
-
-
-def _signs(U: Tensor, overlap: Tensor) -> Tensor:
-    """-1 where the pair (u_ik, v_ik) points away from the base's."""
-    return torch.where((U[:, :1] * U[:, 1:]).sum(-2) + overlap < 0, -1.0, 1.0).to(U.dtype)

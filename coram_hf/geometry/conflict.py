@@ -17,7 +17,7 @@ def split_conflicts_(stack: Tensor, weights: Tensor, conflict: Conflict) -> Tens
     """
     base = stack[:, 0]
     stack[:, 1:] -= stack[:, :1]
-    mean = _combination(stack, [0.0, *weights.tolist()])
+    mean = combination(stack, [0.0, *weights.tolist()])
     scratch = torch.empty_like(mean)
     for tau in stack[:, 1:].unbind(1):
         agreement = torch.mul(tau, mean, out=scratch).sum(-2, keepdim=True)
@@ -25,10 +25,10 @@ def split_conflicts_(stack: Tensor, weights: Tensor, conflict: Conflict) -> Tens
         torch.addcmul(base, tau, keep.to(tau.dtype), out=tau)
     if not conflict.endswith("+ave"):
         return None
-    return mean.add_(_combination(stack, [1.0, *(-weights).tolist()]))
+    return mean.add_(combination(stack, [1.0, *(-weights).tolist()]))
 
 
-def _combination(stack: Tensor, coefficients: list[float]) -> Tensor:
+def combination(stack: Tensor, coefficients: list[float]) -> Tensor:
     """The linear combination of the models of every slice, in one pass over them."""
     row = torch.tensor(coefficients, dtype=stack.dtype, device=stack.device)
     return torch.bmm(row.expand(len(stack), 1, -1), stack.flatten(2)).view_as(stack[:, 0])

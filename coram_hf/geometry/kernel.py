@@ -78,7 +78,7 @@ def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) ->
     """Merge every slice of `stack` (slices, 1 + N, height, d_in), base first; the update goes to `out`."""
     n_slices, n_models, height, d_in = stack.shape
     rows = stack.view(n_slices, n_models * height, d_in)
-    gram = _gram(rows)
+    gram = gram_of(rows)
     coefficients, trusted, stats = _gram_coefficients(gram, n_models, weights, branch)
     update = torch.bmm(coefficients, rows, out=out)
     if not trusted.all():
@@ -96,7 +96,7 @@ def _squares(gram: Tensor, n_models: int) -> Tensor:
     return torch.cat([own[:1], own[1:] + own[0] - 2 * with_base[1:]])
 
 
-def _gram(rows: Tensor) -> Tensor:
+def gram_of(rows: Tensor) -> Tensor:
     """X X^T of every slice; it is symmetric, so a quarter of it is copied and not computed."""
     half = rows.shape[1] // 2
     upper = torch.bmm(rows[:, :half], rows.mT)
@@ -127,7 +127,7 @@ def _gram_coefficients(
 
     U0, Ui = U[:, :1], U[:, 1:]
     v_overlap = ((Ui.mT @ blocks[:, 1:, :, 0]) * U0.mT).sum(-1) / (S[:, 1:] * S[:, :1])
-    U[:, 1:] *= _pair_signs(U0, Ui, v_overlap).unsqueeze(-2)
+    U[:, 1:] *= pair_signs(U0, Ui, v_overlap).unsqueeze(-2)
     left, reflected, near_pi = _merged_left(U, S, weights, branch)
 
     coefficients = gram.new_zeros(n_slices, height, n_models, height)
@@ -166,7 +166,7 @@ def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor,
         return update, stats
 
     U, S, Vh = U[framed], S[framed], Vh[framed]
-    sign = _pair_signs(U[:, :1], U[:, 1:], (Vh[:, 1:] * Vh[:, :1]).sum(-1))
+    sign = pair_signs(U[:, :1], U[:, 1:], (Vh[:, 1:] * Vh[:, :1]).sum(-1))
     U[:, 1:] *= sign.unsqueeze(-2)
     Vh[:, 1:] *= sign.unsqueeze(-1)
     left, reflected, near_pi = _merged_left(U, S, weights, branch)
@@ -186,7 +186,7 @@ def _worst_condition(S: Tensor) -> float:
     return float((S[:, 0] / S[:, -1]).max()) if len(S) else 0.0
 
 
-def _pair_signs(U0: Tensor, Ui: Tensor, v_overlap: Tensor) -> Tensor:
+def pair_signs(U0: Tensor, Ui: Tensor, v_overlap: Tensor) -> Tensor:
     """-1 where the pair (u_ik, v_ik) points away from the base's: <u_ik, u_0k> + <v_ik, v_0k> < 0."""
     return torch.where((U0 * Ui).sum(-2) + v_overlap < 0, -1.0, 1.0).to(U0.dtype)
 

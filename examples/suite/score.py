@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.evaluate import read_task, score
+from coram_hf.hub.text import table
 
 HERE = Path(__file__).parent
 Row = dict[str, float]
@@ -44,15 +45,9 @@ def average(row: Row) -> float:
     return sum(row[task] for task in TASKS) / len(TASKS)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def table(rows: Mapping[str, Row]) -> str:
+def percents(rows: Mapping[str, Row]) -> str:
     """Rows of accuracies in percent."""
-    return markdown(
+    return table(
         ["model", *TASKS, "average"],
         [
             [name, *(f"{100 * x:.1f}" for x in (*(row[task] for task in TASKS), average(row)))]
@@ -75,7 +70,7 @@ def main() -> None:
         source: score_all(load(source, base), base, options.limit)
         for source in dict.fromkeys(options.sources)
     }
-    print(table(rows))
+    print(percents(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
 
