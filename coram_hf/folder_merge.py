@@ -15,7 +15,6 @@ from torch import Tensor
 
 from coram_hf.engine import Engine
 from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_rate
-from coram_hf.geometry.scratch import Lent
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
@@ -57,7 +56,6 @@ class FolderMerge:
         origin = engine.origin()
         self._layout = Layout(skeleton, shares, max_shard_size, original_format=origin.original_format)
         self._share = shares[engine.processes.rank]
-        self._lent = Lent()
         self._state = merge_state(engine, settings | {"processes": count, "max_shard_size": max_shard_size})
         self._workspace = Workspace(self._target, engine.processes.rank)
         self._stream = Stream(
@@ -129,7 +127,7 @@ class FolderMerge:
         units = {unit[0]: unit for unit in self._share}
 
         def work(name: str) -> None:
-            self._merge_unit(1.0, merges, merge, units[name]).written()
+            self._merge_unit(self._layout.empty, 1.0, merges, merge, units[name])
 
         likes = {name: self._state_dict[name] for name in units}
         models = self._engine.models.named()
@@ -161,7 +159,7 @@ class FolderMerge:
         files = self._layout.files(self._engine.processes.rank)
         sink = FolderSink(self._workspace.files, self._layout, files)
         try:
-            work = partial(self._merge_unit, lam, merges, merge)
+            work = partial(self._merge_unit, sink.tensor, lam, merges, merge)
             return self._stream.run(f"write {lam!r}", self._share, self._costs, work, sink)
         finally:
             sink.close()
@@ -199,14 +197,15 @@ class FolderMerge:
         self._engine.processes.wait()
         return MergeReport.load(self._target)
 
-    def _merge_unit(self, lam: float | None, merges: Merges, merge: Merge, unit: Unit) -> Done:
+    def _merge_unit(
+        self, place: Callable[[str], Tensor], lam: float | None, merges: Merges, merge: Merge, unit: Unit
+    ) -> Done:
         models = self._engine.models
-        records, tensors, borrowed = [], {}, []
+        records, tensors = [], {}
         for name in unit:
             parameter, like = self._first.get(name, name), self._state_dict[name]
             if merges(parameter):
-                tensors[name], memory = self._lent.empty_like(like)
-                borrowed.append(memory)
+                tensors[name] = place(name)
                 record = merge(parameter, tensors[name], lam)
             else:
                 tensors[name] = models.base_tensor(parameter).to(like.dtype)
@@ -214,7 +213,7 @@ class FolderMerge:
             if record.updates:
                 check_finite(parameter, record, list(models.experts))
             records.append(record)
-        return Done(records, tensors, lambda: self._lent.take_back(*borrowed))
+        return Done(records, tensors)
 
     def _prefetch(self, name: str) -> None:
         for _, weights in self._engine.models.named():

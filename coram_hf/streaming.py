@@ -26,11 +26,10 @@ SYNC_BYTES, SYNC_SECONDS = 512 * 2**20, 5.0
 
 
 class Done(NamedTuple):
-    """One finished unit: a record for every parameter, the tensors to write, and what to call after that."""
+    """One finished unit: a record for every parameter, and the tensors to write."""
 
     records: list[Record]
     tensors: Mapping[str, Tensor]
-    written: Callable[[], None] = lambda: None
 
 
 class Stream:
@@ -163,7 +162,6 @@ class _Writer:
     def _write(self, unit: Unit, done: Done) -> None:
         if self._sink is not None:
             self._unsynced += self._sink.write(done.tensors)
-        done.written()
         records = {name: record.to_dict() for name, record in zip(unit, done.records, strict=True)}
         self._entries.append((self._phase, unit[0], records))
         if self._unsynced >= SYNC_BYTES or time.monotonic() - self._synced >= SYNC_SECONDS:

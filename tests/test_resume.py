@@ -116,6 +116,33 @@ def test_a_full_disk_leaves_a_merge_that_goes_on(suite, monkeypatch):
     assert contents(suite / "full") == contents(suite / "whole")
 
 
+def test_room_is_set_aside_before_anything_is_merged(suite, monkeypatch):
+    def no_room(handle, start, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(MergeError, match="No space left.*run the same command again"):
+            run(suite, "roomless")
+    run(suite, "roomless")
+    assert contents(suite / "roomless") == contents(suite / "whole")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EOPNOTSUPP, "not supported"), AttributeError("posix_fallocate")])
+def test_a_disk_that_cannot_set_room_aside_gets_zeros_first(suite, monkeypatch, error):
+    def unable(handle, start, size):
+        raise error
+
+    name = f"zeros-{type(error).__name__}"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", unable)
+        stopped(monkeypatch, suite, name, KeyboardInterrupt())
+        for path in (suite / f".{name}.coram").rglob("*.safetensors"):
+            assert path.stat().st_blocks * 512 >= path.stat().st_size
+        run(suite, name)
+    assert contents(suite / name) == contents(suite / "whole")
+
+
 def test_an_interrupt_says_how_to_go_on(suite, monkeypatch, caplog):
     stopped(monkeypatch, suite, "interrupted", KeyboardInterrupt())
     assert "stopped; run the same command again to go on" in caplog.text

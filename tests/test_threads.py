@@ -10,7 +10,7 @@ from models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramMerger
 from coram_hf.forecast import Forecast, computing, write_rate
-from coram_hf.geometry.scratch import Lent, scratch
+from coram_hf.geometry.scratch import scratch
 from coram_hf.threads import in_threads
 
 
@@ -91,17 +91,6 @@ def test_scratch_is_one_for_each_thread_and_use():
     assert mine.eq(1).all()
     assert other.eq(2).all()
     assert scratch("a", 4, torch.float64).data_ptr() == mine.data_ptr()
-
-
-def test_lent_memory_is_lent_again():
-    lent, like = Lent(), torch.empty(3, 5, dtype=torch.bfloat16, device="meta")
-    tensor, memory = lent.empty_like(like)
-    assert (tensor.shape, tensor.dtype, tensor.device.type) == (like.shape, like.dtype, "cpu")
-    second, _ = lent.empty_like(like)
-    assert second.data_ptr() != tensor.data_ptr()
-    lent.take_back(memory)
-    third, _ = lent.empty_like(torch.empty(2, dtype=torch.float32))
-    assert third.data_ptr() == memory.data_ptr()
 
 
 def test_the_longest_of_computing_reading_and_writing_counts():

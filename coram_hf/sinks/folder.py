@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,8 @@ DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 ALIGNMENT = 8
+ZEROS = 2**20
+"""Bytes that are written at once where the file system cannot set them aside."""
 
 Unit = tuple[str, ...]
 """Parameters that go to disk together: mostly one, several where the disk has them in one tensor."""
@@ -64,9 +68,10 @@ class Layout:
         self.skeleton = skeleton
         state = skeleton.state_dict()
         every = {name: state[name] for share in shares for unit in share for name in unit}
+        self._like = every
         whole = revert_weight_conversion(skeleton, every) if original_format else every
         called = {id(tensor): name for name, tensor in whole.items()}
-        self._renamed = {name: called[id(tensor)] for name, tensor in every.items() if id(tensor) in called}
+        self.renamed = {name: called[id(tensor)] for name, tensor in every.items() if id(tensor) in called}
         self._owner = {
             disk: rank
             for rank, share in enumerate(shares)
@@ -95,9 +100,13 @@ class Layout:
 
     def to_disk(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters of one unit under the names and in the shapes that they have on disk."""
-        if all(name in self._renamed for name in tensors):
-            return {self._renamed[name]: tensor for name, tensor in tensors.items()}
+        if all(name in self.renamed for name in tensors):
+            return {self.renamed[name]: tensor for name, tensor in tensors.items()}
         return cast(dict[str, Tensor], revert_weight_conversion(self.skeleton, dict(tensors)))
+
+    def empty(self, parameter: str) -> Tensor:
+        """New memory for a parameter."""
+        return torch.empty_like(self._like[parameter], device="cpu")
 
     def files(self, rank: int) -> list[str]:
         """The files that a process writes."""
@@ -176,31 +185,41 @@ def units(skeleton: PreTrainedModel) -> list[Unit]:
 
 
 class FolderSink:
-    """The files of one process: made at full length, then filled in any order."""
+    """The files of one process: made at full length, then filled in any order through memory maps.
+
+    A result that is made in its place takes no memory of its own, whatever its size.
+    """
 
     def __init__(self, folder: Path, layout: Layout, files: Iterable[str]) -> None:
         self._layout = layout
         self._handles: dict[str, int] = {}
+        self._content: dict[str, Tensor] = {}
         for file in files:
-            handle = os.open(folder / file, os.O_RDWR | os.O_CREAT, 0o644)
-            self._handles[file] = handle
-            if os.fstat(handle).st_size != layout.sizes[file]:
-                os.ftruncate(handle, layout.sizes[file])
-            _write_all(handle, layout.headers[file], 0)
+            self._handles[file] = handle = os.open(folder / file, os.O_RDWR | os.O_CREAT, 0o644)
+            _reserve(handle, layout.sizes[file])
+            content = torch.frombuffer(mmap.mmap(handle, layout.sizes[file]), dtype=torch.uint8)
+            header = layout.headers[file]
+            content[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+            self._content[file] = content
+
+    def tensor(self, parameter: str) -> Tensor:
+        """Memory for a parameter: its place in its file, or new where the disk has it in another form."""
+        disk = self._layout.renamed.get(parameter)
+        return self._layout.empty(parameter) if disk is None else self._at(disk)
 
     def write(self, tensors: Mapping[str, Tensor]) -> int:
-        """Put whole parameters in their places; returns how many bytes they took."""
+        """Put whole parameters in their places, unless they are there; returns how many bytes they take."""
         written = 0
         for name, tensor in self._layout.to_disk(tensors).items():
-            place = self._layout.places[name]
-            if tensor.shape != place.like.shape or tensor.dtype != place.like.dtype:
+            place = self._at(name)
+            if tensor.shape != place.shape or tensor.dtype != place.dtype:
                 raise MergeError(
                     f"tensor {name!r}: {tensor.dtype} {tuple(tensor.shape)} does not fit its place in "
-                    f"{place.file}, {place.like.dtype} {tuple(place.like.shape)}"
+                    f"{self._layout.places[name].file}, {place.dtype} {tuple(place.shape)}"
                 )
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            _write_all(self._handles[place.file], data.data, place.offset)
-            written += data.nbytes
+            if tensor.data_ptr() != place.data_ptr():
+                place.copy_(tensor.detach())
+            written += tensor.nbytes
         return written
 
     def sync(self) -> None:
@@ -212,6 +231,11 @@ class FolderSink:
         for handle in self._handles.values():
             os.close(handle)
         self._handles.clear()
+        self._content.clear()
+
+    def _at(self, disk: str) -> Tensor:
+        file, offset, like = self._layout.places[disk]
+        return self._content[file][offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 
 def write_index(folder: Path, layout: Layout) -> None:
@@ -222,8 +246,15 @@ def write_index(folder: Path, layout: Layout) -> None:
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
 
 
-def _write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(handle, view[: 2**30], offset)
-        view, offset = view[written:], offset + written
+def _reserve(handle: int, size: int) -> None:
+    """Have the disk set the file's bytes aside: a write to a map cannot say that there is no room left."""
+    present = os.fstat(handle).st_size
+    if present > size:
+        os.ftruncate(handle, size)
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        for start in range(present, size, ZEROS):
+            os.pwrite(handle, bytes(min(ZEROS, size - start)), start)
