@@ -55,7 +55,7 @@ class Score(NamedTuple):
 
 
 def read_task(path: str | Path) -> Task:
-    """The task of one .jsonl file, named after it, or after its folder if it is called test.jsonl."""
+    """The task of one .jsonl file, named after it; test.jsonl and validation.jsonl after their folder."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -65,7 +65,7 @@ def read_task(path: str | Path) -> Task:
     questions = tuple(_question(line, f"{path}, line {number}") for number, line in numbered)
     if not questions:
         raise ValueError(f"{path}: holds no questions")
-    return Task(path.resolve().parent.name if path.stem == "test" else path.stem, questions)
+    return Task(path.resolve().parent.name if path.stem in ("test", "validation") else path.stem, questions)
 
 
 def score(

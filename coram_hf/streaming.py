@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from coram_hf.processes import Processes, shares
@@ -148,6 +149,7 @@ class _Writer:
             raise self._error
 
     def _run(self) -> None:
+        torch.set_num_threads(1)  # the cores belong to the threads that merge
         while (item := self._waiting.get()) is not None:
             if self._error is None:
                 try:

@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 MOST = 8
 """Parameters that are merged at the same time at most; each takes memory. Further cores are shared out."""
@@ -33,12 +34,13 @@ def in_threads(
     pool = ThreadPoolExecutor(count, "merge", lambda: torch.set_num_threads(share))
     running: dict[Future[Result], Item] = {}
     try:
-        for item in items:
-            while len(running) >= count:
+        with threadpool_limits(share, user_api="blas"):
+            for item in items:
+                while len(running) >= count:
+                    yield from _finished(running)
+                running[pool.submit(work, item)] = item
+            while running:
                 yield from _finished(running)
-            running[pool.submit(work, item)] = item
-        while running:
-            yield from _finished(running)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)

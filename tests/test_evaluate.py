@@ -208,8 +208,9 @@ def test_what_cannot_be_asked_is_an_error(model):
 
 
 def test_a_test_set_is_called_after_its_folder(tmp_path):
-    for path in (tmp_path / "sql" / "test.jsonl", tmp_path / "other.jsonl"):
+    named = [tmp_path / "sql" / f"{part}.jsonl" for part in ("test", "validation")]
+    for path in (*named, tmp_path / "other.jsonl"):
         path.parent.mkdir(exist_ok=True)
         path.write_text('{"prompt": "a", "target": " b"}\n')
-    assert read_task(tmp_path / "sql" / "test.jsonl").name == "sql"
+    assert [read_task(path).name for path in named] == ["sql", "sql"]
     assert read_task(tmp_path / "other.jsonl").name == "other"

@@ -122,13 +122,15 @@ def test_room_is_set_aside_before_anything_is_merged(suite, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", no_room)
-        with pytest.raises(MergeError, match="No space left.*run the same command again"):
+        with pytest.raises(MergeError, match=r"No space left.*run the same command again"):
             run(suite, "roomless")
     run(suite, "roomless")
     assert contents(suite / "roomless") == contents(suite / "whole")
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EOPNOTSUPP, "not supported"), AttributeError("posix_fallocate")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EOPNOTSUPP, "not supported"), AttributeError("posix_fallocate")]
+)
 def test_a_disk_that_cannot_set_room_aside_gets_zeros_first(suite, monkeypatch, error):
     def unable(handle, start, size):
         raise error

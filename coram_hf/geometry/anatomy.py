@@ -12,7 +12,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig, Spread
 from coram_hf.geometry.branches import Dissected, Layout, condition_numbers, dissect_slices
 from coram_hf.geometry.conflict import combination
-from coram_hf.geometry.kernel import gram_of
+from coram_hf.geometry.products import gram_of
 from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import chunks, largest, load
 from coram_hf.geometry.spread import deal_rows, relative_scores, spread_order

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coram_hf.config import Branch
 from coram_hf.geometry import rotations
+from coram_hf.geometry.products import combine
 
 FACTORS: dict[Branch, str] = {
     "full": "qsv",
@@ -66,29 +67,34 @@ class SliceStats:
         return self
 
 
-class MergedSlices(NamedTuple):
-    """W_merge - W_0 of some slices, what happened to them, and |W_0|^2 and |W_i - W_0|^2 over all of them."""
+class SliceMerge(NamedTuple):
+    """L with W_merge - W_0 = L X of some slices, which of them it can be trusted for, and what happened."""
 
-    update: Tensor
+    coefficients: Tensor
+    trusted: Tensor
     stats: SliceStats
-    squares: Tensor
+
+    def part(self, start: int, count: int) -> SliceMerge:
+        """The same for some of the slices."""
+        some = slice(start, start + count)
+        return SliceMerge(self.coefficients[some], self.trusted[some], self.stats)
 
 
-def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) -> MergedSlices:
-    """Merge every slice of `stack` (slices, 1 + N, height, d_in), base first; the update goes to `out`."""
-    n_slices, n_models, height, d_in = stack.shape
-    rows = stack.view(n_slices, n_models * height, d_in)
-    gram = gram_of(rows)
-    coefficients, trusted, stats = _gram_coefficients(gram, n_models, weights, branch)
-    update = torch.bmm(coefficients, rows, out=out)
-    if not trusted.all():
-        update[~trusted], svd_stats = _svd_update(stack[~trusted], weights, branch)
-        stats += svd_stats
-    stats.slices = n_slices
-    return MergedSlices(update, stats, _squares(gram, n_models))
+def merge_slices(
+    stack: Tensor, merge: SliceMerge, weights: Tensor, branch: Branch, out: Tensor
+) -> tuple[Tensor, SliceStats]:
+    """W_merge - W_0 of every slice of `stack` (slices, 1 + N, height, d_in), base first, written to `out`.
+
+    Also returns what happened to the slices that L cannot be trusted for.
+    """
+    update = combine(merge.coefficients, stack.flatten(1, 2), out)
+    if merge.trusted.all():
+        return update, SliceStats()
+    update[~merge.trusted], stats = _svd_update(stack[~merge.trusted], weights, branch)
+    return update, stats
 
 
-def _squares(gram: Tensor, n_models: int) -> Tensor:
+def gram_squares(gram: Tensor, n_models: int) -> Tensor:
     """|W_0|^2 and |W_i - W_0|^2 = tr M_ii + tr M_00 - 2 tr M_0i, good to the rounding of |W_i|^2."""
     blocks = gram.unflatten(2, (n_models, -1)).unflatten(1, (n_models, -1))
     own = blocks.diagonal(0, 1, 3).diagonal(0, 1, 2).sum((0, 2))
@@ -96,18 +102,8 @@ def _squares(gram: Tensor, n_models: int) -> Tensor:
     return torch.cat([own[:1], own[1:] + own[0] - 2 * with_base[1:]])
 
 
-def gram_of(rows: Tensor) -> Tensor:
-    """X X^T of every slice; it is symmetric, so a quarter of it is copied and not computed."""
-    half = rows.shape[1] // 2
-    upper = torch.bmm(rows[:, :half], rows.mT)
-    lower = torch.bmm(rows[:, half:], rows[:, half:].mT)
-    return torch.cat([upper, torch.cat([upper[:, :, half:].mT, lower], dim=2)], dim=1)
-
-
-def _gram_coefficients(
-    gram: Tensor, n_models: int, weights: Tensor, branch: Branch
-) -> tuple[Tensor, Tensor, SliceStats]:
-    """L with W_merge - W_0 = L X from M = X X^T, and which slices it can be trusted for."""
+def slice_merge(gram: Tensor, n_models: int, weights: Tensor, branch: Branch) -> SliceMerge:
+    """L with W_merge - W_0 = L X from M = X X^T."""
     n_slices, height = gram.shape[0], gram.shape[1] // n_models
     eye = torch.eye(height, dtype=gram.dtype, device=gram.device)
     blocks = gram.view(n_slices, n_models, height, n_models, height)
@@ -143,9 +139,13 @@ def _gram_coefficients(
     else:
         coefficients[:, :, 0] = left @ to_right[:, 0]
     coefficients[:, :, 0] -= eye
-    stats = SliceStats(det_flips=int(reflected[trusted].sum()), near_pi=int(near_pi[trusted].sum()))
-    stats.worst_condition = _worst_condition(S[trusted, 0])
-    return coefficients.flatten(2), trusted, stats
+    stats = SliceStats(
+        slices=n_slices,
+        det_flips=int(reflected[trusted].sum()),
+        near_pi=int(near_pi[trusted].sum()),
+        worst_condition=_worst_condition(S[trusted, 0]),
+    )
+    return SliceMerge(coefficients.flatten(2), trusted, stats)
 
 
 def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:

@@ -10,13 +10,18 @@ from torch import Tensor
 
 from coram_hf.config import CoramConfig
 from coram_hf.geometry.conflict import split_conflicts_
-from coram_hf.geometry.kernel import SliceStats, merge_slices
+from coram_hf.geometry.kernel import SliceStats, gram_squares, merge_slices, slice_merge
+from coram_hf.geometry.products import gram_of
 from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import chunks, largest, load, row_blocks
+from coram_hf.geometry.slices import BLOCK_BYTES, Chunk, chunks, largest, load, parts, row_blocks
 from coram_hf.geometry.spread import spread_order
 
 GRAM_SQUARES = 1e-6
 """|W_i - W_0|^2 / |W_0|^2 above which the Gram matrix gives the norm of an update to 1e-9 or better."""
+
+
+GRAM_BYTES = 6 * 2**20
+"""Size of the Gram matrices that are worked on at once, where slices are loaded twice."""
 
 
 class MergedRows(NamedTuple):
@@ -28,6 +33,14 @@ class MergedRows(NamedTuple):
     rows: slice | Tensor
     update: Tensor
     stats: SliceStats
+    squares: Tensor | None
+
+
+class _Prepared(NamedTuple):
+    """Slices ready to be merged, what was taken out of them, and |W_0|^2 and |W_i - W_0|^2 if measured."""
+
+    stack: Tensor
+    eta: Tensor | None
     squares: Tensor | None
 
 
@@ -97,28 +110,52 @@ def merge_rows(
         order = spread_order(base, experts, config.spread, height, factors, compute)
     matrices = [base, *experts]
     row_numel = len(matrices) * d_in
-    work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
-    buffer = scratch("slices", largest(work) * row_numel, compute, device)
-    result = scratch("update", largest(work) * d_in, compute, device)
+    slice_bytes = height * row_numel * compute.itemsize
     changed = config.conflict is not None or any(factor != 1 for factor in factors)
     by_gram = not changed and compute == torch.float64
-    for chunk in work:
-        stack = load(matrices, chunk, order, buffer)
+    if not changed and device.type == "cpu":
+        gram_bytes = (len(matrices) * height) ** 2 * compute.itemsize
+        work = [
+            list(parts(chunk, slice_bytes, BLOCK_BYTES))
+            for chunk in chunks(d_out, height, gram_bytes, GRAM_BYTES)
+        ]
+    else:
+        work = [[chunk] for chunk in chunks(d_out, height, slice_bytes)]
+    most_rows = largest(part for group in work for part in group)
+    buffer = scratch("slices", most_rows * row_numel, compute, device)
+    result = scratch("update", most_rows * d_in, compute, device)
+
+    def prepare(part: Chunk) -> _Prepared:
+        stack = load(matrices, part, order, buffer)
         squares = update_squares(stack) if measure and not by_gram else None
         for i, factor in enumerate(factors, start=1):
             if factor != 1:
                 torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
         eta = split_conflicts_(stack, weights, config.conflict) if config.conflict else None
-        out = result[: len(stack) * chunk.height * d_in].view(len(stack), chunk.height, d_in)
-        update, stats, gram_squares = merge_slices(stack, weights, config.branch, out)
-        if measure and squares is None:
-            near = (gram_squares[1:] < GRAM_SQUARES * gram_squares[0]).any()
-            squares = update_squares(stack) if near else gram_squares
-        if eta is not None:
-            update += eta
-        stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
-        rows = slice(chunk.start, chunk.stop)
-        yield MergedRows(rows if order is None else order[rows], update.flatten(0, 1), stats, squares)
+        return _Prepared(stack, eta, squares)
+
+    for group in work:
+        grams = []
+        for part in group:
+            prepared = prepare(part)
+            grams.append(gram_of(prepared.stack.flatten(1, 2)))
+        merge = slice_merge(torch.cat(grams), len(matrices), weights, config.branch)
+        stats, done = merge.stats, 0
+        for part, gram in zip(group, grams, strict=True):
+            stack, eta, squares = prepare(part) if len(group) > 1 else prepared
+            out = result[: len(stack) * part.height * d_in].view(len(stack), part.height, d_in)
+            update, svd_stats = merge_slices(stack, merge.part(done, len(stack)), weights, config.branch, out)
+            if measure and squares is None:
+                squares = gram_squares(gram, len(matrices))
+                if (squares[1:] < GRAM_SQUARES * squares[0]).any():
+                    squares = update_squares(stack)
+            if eta is not None:
+                update += eta
+            stats += svd_stats
+            stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
+            rows = slice(part.start, part.stop)
+            yield MergedRows(rows if order is None else order[rows], update.flatten(0, 1), stats, squares)
+            stats, done = SliceStats(), done + len(stack)
 
 
 def update_squares(stack: Tensor) -> Tensor:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 NEAR_PI = 3.0
 """Angles above this take the near-pi logarithm: there the Cayley transform loses its accuracy."""
+
+ARTANH, ARTANH_RADIUS = [1 / (2 * k + 1) for k in range(16)], 0.3
+"""artanh(C) = C sum_k C^2k / (2k + 1), and up to which |C| these terms are all of it: 0.3^33 / 33 < 1e-18."""
+
+EXP, EXP_RADIUS = [1 / math.factorial(k) for k in range(16)], 0.5
+"""The same for exp(K) = sum_k K^k / k!: 0.5^16 / 16! < 1e-18."""
 
 EXACTLY_PI = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Eigenvalues this close to -1 are treated as a half turn, whose plane is all that is defined."""
@@ -34,28 +41,57 @@ def to_special(Q: Tensor) -> tuple[Tensor, Tensor]:
 def log(Q: Tensor) -> tuple[Tensor, Tensor]:
     """Principal logarithm on SO(h); also returns which rotations took the near-pi path.
 
-    C = (Q + I)^-1 (Q - I) is skew with eigenvalues i tan(theta / 2), so i C is Hermitian:
-    i C = E diag(x) E^H gives log Q = Im(E diag(2 arctan x) E^H).
+    C = (Q + I)^-1 (Q - I) is skew with eigenvalues i tan(theta / 2), so log Q = 2 artanh C: its series where
+    all angles are small, and otherwise the Hermitian i C = E diag(x) E^H, log Q = Im(E diag(2 arctan x) E^H).
     """
     eye = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
     solution, failure = torch.linalg.solve_ex(Q + eye, Q - eye)
     solved = (failure == 0) & (solution.abs().amax((-2, -1)) < 1e6)
-    x, E = torch.linalg.eigh(1j * torch.where(solved[..., None, None], skew(solution), 0.0))
-    K = skew(((E * (2 * torch.arctan(x)).unsqueeze(-2)) @ E.mH).imag)
-    near_pi = ~solved | (x.abs().amax(-1) > math.tan(NEAR_PI / 2))
+    C = skew(torch.where(solved[..., None, None], solution, 0.0))
+    large = ~solved | (_radius(C) > ARTANH_RADIUS)
+    C_small = torch.where(large[..., None, None], 0.0, C)
+    K = 2 * C_small @ _polynomial(C_small @ C_small, ARTANH)
+    near_pi = torch.zeros_like(large)
+    if large.any():
+        x, E = torch.linalg.eigh(1j * C[large])
+        K[large] = skew(((E * (2 * torch.arctan(x)).unsqueeze(-2)) @ E.mH).imag)
+        near_pi[large] = ~solved[large] | (x.abs().amax(-1) > math.tan(NEAR_PI / 2))
     if near_pi.any():
         K[near_pi] = torch.stack([_log_near_pi(q) for q in Q[near_pi]])
-    return K, near_pi
+    return skew(K), near_pi
 
 
 def exp(K: Tensor) -> Tensor:
     """Exponential of so(h), re-projected on the orthogonal group.
 
-    i K = E diag(x) E^H gives exp K = Re(E diag(exp(-i x)) E^H), to rounding for every norm;
-    `torch.linalg.matrix_exp` of a single matrix is only good to 1e-10.
+    Its series where K is small, and otherwise i K = E diag(x) E^H, exp K = Re(E diag(exp(-i x)) E^H), both
+    good to rounding; `torch.linalg.matrix_exp` of a single matrix is only good to 1e-10.
     """
-    x, E = torch.linalg.eigh(1j * skew(K))
-    return orthonormalize(((E * torch.exp(-1j * x).unsqueeze(-2)) @ E.mH).real)
+    K = skew(K)
+    large = _radius(K) > EXP_RADIUS
+    Q = _polynomial(torch.where(large[..., None, None], 0.0, K), EXP)
+    if large.any():
+        x, E = torch.linalg.eigh(1j * K[large])
+        Q[large] = ((E * torch.exp(-1j * x).unsqueeze(-2)) @ E.mH).real
+    return orthonormalize(Q)
+
+
+def _radius(K: Tensor) -> Tensor:
+    """|K|_F / sqrt 2, a bound of the spectral norm of a skew matrix: its eigenvalues come in pairs."""
+    return torch.linalg.matrix_norm(K) / math.sqrt(2)
+
+
+def _polynomial(X: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """sum_k c_k X^k for 16 coefficients in six products, after Paterson and Stockmeyer."""
+    square = X @ X
+    eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device).expand_as(X)
+    powers = torch.stack([eye, X, square, square @ X])
+    table = torch.tensor(coefficients, dtype=X.dtype, device=X.device).view(4, 4)
+    *others, total = torch.tensordot(table, powers, 1)
+    fourth = square @ square
+    for block in reversed(others):
+        total = total @ fourth + block
+    return total
 
 
 def _log_near_pi(Q: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ from torch import Tensor
 CHUNK_BYTES = 24 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
 
+BLOCK_BYTES = 8 * 2**20
+"""Size of the rows that are worked on while they stay in a cache, where loading them again costs little."""
+
 
 class Chunk(NamedTuple):
     """Rows `start:stop` of the (permuted) matrix, to be read as slices of `height` rows."""
@@ -19,14 +22,19 @@ class Chunk(NamedTuple):
     height: int
 
 
-def chunks(d_out: int, height: int, slice_bytes: int) -> Iterator[Chunk]:
+def chunks(d_out: int, height: int, slice_bytes: int, budget: int | None = None) -> Iterator[Chunk]:
     """Cut d_out rows in chunks of whole slices; the d_out mod h last rows make one shorter slice."""
     whole = d_out - d_out % height
-    step = height * max(1, CHUNK_BYTES // max(1, slice_bytes))
-    for start in range(0, whole, step):
-        yield Chunk(start, min(start + step, whole), height)
+    yield from parts(Chunk(0, whole, height), slice_bytes, CHUNK_BYTES if budget is None else budget)
     if whole < d_out:
         yield Chunk(whole, d_out, d_out - whole)
+
+
+def parts(chunk: Chunk, slice_bytes: int, budget: int) -> Iterator[Chunk]:
+    """A chunk in parts of at least one slice, and of as many as the budget has bytes for."""
+    step = chunk.height * max(1, budget // max(1, slice_bytes))
+    for start in range(chunk.start, chunk.stop, step):
+        yield Chunk(start, min(start + step, chunk.stop), chunk.height)
 
 
 def row_blocks(tensor: Tensor) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,14 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
 
 def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
     """Write report, figure and card beside the weights of a merge, whose hashes go into the report."""
-    complete = replace(report, files=file_hashes(folder))
+    with ThreadPoolExecutor(1) as pool:
+        hashes = pool.submit(file_hashes, folder)
+        draw_updates(report, folder)
+        complete = replace(report, files=hashes.result())
     edited = edited_card(folder / "README.md", folder)
     if EvalResults.load(folder, complete.files) is None:
         (folder / EVAL_NAME).unlink(missing_ok=True)
     complete.save(folder)
-    draw_updates(complete, folder)
     if edited:
         renew_card(edited, complete, folder)
     else:

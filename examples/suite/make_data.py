@@ -1,10 +1,10 @@
-"""Write the data of the suite: data/<task>/{train,test}.jsonl, the same bytes on every run.
+"""Write the data of the suite: data/<task>/{train,validation,test}.jsonl, the same bytes on every run.
 
     python examples/suite/make_data.py [FOLDER]
 
 Every task lists all that can be asked as (key, ways to ask it, answer). The keys are shuffled by a fixed
-seed; 200 of them become the test set, asked once each, and others the training set, so that no test key is
-seen in training, however it is worded. All word lists are our own.
+seed; 100 of them become the validation set and 100 the test set, asked once each, and others the training
+set, so that no key of one set is in another, however it is worded. All word lists are our own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-TEST = 200
+HELD_OUT = {"validation": 100, "test": 100}
 TRAIN = 1600
 
 
@@ -135,15 +135,18 @@ TASKS: dict[str, Callable[[], Iterator[Item]]] = {
 
 
 def split(task: str) -> dict[str, list[dict[str, Any]]]:
-    """The lines of a task's training and test set."""
+    """The lines of a task's three sets."""
     items = list(TASKS[task]())
     Random(f"coram {task}").shuffle(items)
-    test, train = items[:TEST], items[TEST:]
-    assert len({item.key for item in items}) == len(items) > TEST, f"{task}: a key comes twice"
+    count = sum(HELD_OUT.values())
+    held_out, train = items[:count], items[count:]
+    assert len({item.key for item in items}) == len(items) > count, f"{task}: a key comes twice"
     lines = [{"prompt": prompt, **item.answer} for item in train for prompt in item.prompts]
     Random(f"coram {task} train").shuffle(lines)
-    asked = [{"prompt": item.prompts[i % len(item.prompts)], **item.answer} for i, item in enumerate(test)]
-    return {"train": lines[:TRAIN], "test": asked}
+    asked = iter(
+        {"prompt": item.prompts[i % len(item.prompts)], **item.answer} for i, item in enumerate(held_out)
+    )
+    return {"train": lines[:TRAIN], **{part: list(islice(asked, n)) for part, n in HELD_OUT.items()}}
 
 
 def main() -> None:

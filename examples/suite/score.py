@@ -34,10 +34,10 @@ def load(source: str, base: Path) -> PreTrainedModel:
     return PeftModel.from_pretrained(model, folder).merge_and_unload()
 
 
-def score_all(model: PreTrainedModel, base: Path, limit: int | None = None) -> Row:
-    """Accuracy by task, over the first `limit` test questions of each."""
+def score_all(model: PreTrainedModel, base: Path, limit: int | None = None, part: str = "test") -> Row:
+    """Accuracy by task, over the first `limit` questions of each."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tasks = {name: read_task(HERE / "data" / name / "test.jsonl") for name in TASKS}
+    tasks = {name: read_task(HERE / "data" / name / f"{part}.jsonl") for name in TASKS}
     return {name: score(model, tokenizer, task, limit).accuracy for name, task in tasks.items()}
 
 
@@ -62,12 +62,13 @@ def main() -> None:
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument("--base", type=Path, default=FOLDER)
-    parser.add_argument("--limit", type=int, help="questions of each task; all 200 if left out")
+    parser.add_argument("--limit", type=int, help="questions of each task; all 100 if left out")
+    parser.add_argument("--part", choices=["validation", "test"], default="test")
     parser.add_argument("--json", type=Path, help="a file for the scores")
     options = parser.parse_args()
     base = build_base(options.base)
     rows = {
-        source: score_all(load(source, base), base, options.limit)
+        source: score_all(load(source, base), base, options.limit, options.part)
         for source in dict.fromkeys(options.sources)
     }
     print(percents(rows))
