@@ -45,6 +45,10 @@ class Merger(ABC):
     def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
         """Fill `out` with the merged parameter, and measure the experts' updates on the way."""
 
+    def _copies(self, name: str) -> int:
+        """How many float32 copies of a parameter are made to merge it."""
+        return 2
+
     @abstractmethod
     def _coefficient(self, job: FolderMerge) -> float | None:
         """Lambda, or None for a method without one; may run phases of its own."""
@@ -100,7 +104,7 @@ class Merger(ABC):
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """Bytes of disk that `merge_to` takes, and about how much memory."""
         job = FolderMerge(self._engine, Path("merged"), shard_size(max_shard_size), self._settings())
-        return job.requirements()
+        return job.requirements(self._copies)
 
     def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Raise what `merge_to` would raise before it merges: about the folder, the disk, the coefficient."""

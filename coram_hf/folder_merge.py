@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from coram_hf.survey import Survey, check_finite, measure
 SAMPLE = 8
 """Least number of matrices from which the side of the dispersion threshold is guessed."""
 
-RESIDENT = 500 * 2**20
+RESIDENT = 320 * 2**20
 """Memory of the interpreter and its libraries."""
 
 Merges = Callable[[str], bool]
@@ -110,17 +111,19 @@ class FolderMerge:
         """Let other merges have the target."""
         self._workspace.unlock()
 
-    def requirements(self) -> tuple[int, int]:
+    def requirements(self, copies: Callable[[str], int]) -> tuple[int, int]:
         """Bytes of disk, and about how much memory.
 
-        That is the libraries, a few of the largest tensors, and for every thread its chunks, its result, and
-        what adapters make: a float32 copy each, and three while one is made.
+        That is the libraries, and for every thread its chunks, the float32 copies of a parameter that the
+        method makes, and those of adapters: one each, and three while one is made.
         """
-        largest = max(tensor.numel() * tensor.element_size() for tensor in self._state_dict.values())
+        sizes = {name: 4 * tensor.numel() for name, tensor in self._state_dict.items()}
         adapters = sum(weights.kind != "full" for weights in self._engine.models.experts.values())
-        made = max((self._state_dict[name].numel() * 4 for name in self._engine.targets), default=0)
-        of_thread = 2 * CHUNK_BYTES + made + (adapters + 3 if adapters else 0) * made
-        return self._layout.total_bytes, RESIDENT + 3 * largest + self._engine.threads * of_thread
+        made = max((sizes[name] for name in self._engine.targets), default=0) if adapters else 0
+        of_thread = 2 * CHUNK_BYTES + (adapters + 3) * made
+        held = (copies(name) * size for name, size in sizes.items() if name not in self._first)
+        whole = nlargest(self._engine.threads, held)
+        return self._layout.total_bytes, RESIDENT + self._engine.threads * of_thread + sum(whole)
 
     def forecast(self, merges: Merges, merge: Merge, passes: int) -> Forecast:
         """How long the merge will take, with so many passes over the targets."""
@@ -136,7 +139,7 @@ class FolderMerge:
             computing=passes * computing(likes, work, self._engine.threads),
             reading=passes * read_seconds(path for _, weights in models for path in weights.files),
             writing=written / write_rate(self._target.parent),
-            hashing=written / HASH_RATE,
+            hashing=written / HASH_RATE / min(self._engine.threads, len(self._layout.headers)),
         )
 
     def survey(self, *, sampled: bool) -> None:

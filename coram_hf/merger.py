@@ -124,6 +124,10 @@ class CoramMerger(Merger):
             self.config.residual is not None and name in self._engine.outside
         )
 
+    def _copies(self, name: str) -> int:
+        by_rows = name in self._engine.targets or not self._merges(name)
+        return 0 if by_rows else super()._copies(name)
+
     def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
         """A target amplified by lambda, or a parameter of the residual pathway."""
         if name in self._engine.targets:

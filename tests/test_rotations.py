@@ -48,6 +48,30 @@ def test_log_and_exp_equal_scipy(h):
         assert not near_pi.any()
 
 
+@pytest.mark.parametrize("angle", [0.0, 1e-9, 1e-3, 0.2, 0.49, 0.58, 0.61, 0.8])
+def test_the_series_of_small_rotations_ends_where_the_eigenvectors_take_over(angle):
+    rng = np.random.default_rng(2)
+    rotated = [rotation(rng, [angle, angle / 2, angle / 3, angle / 5]) for _ in range(20)]
+    for q, generator in rotated:
+        log, near_pi = rotations.log(q.unsqueeze(0))
+        np.testing.assert_allclose(log[0].numpy(), generator, atol=2e-15 * (1 + len(q)))
+        exp = rotations.exp(torch.from_numpy(generator).unsqueeze(0))
+        np.testing.assert_allclose(exp[0].numpy(), q.numpy(), atol=2e-15 * (1 + len(q)))
+        assert not near_pi.any()
+
+
+def test_a_batch_gives_every_rotation_what_it_gets_alone():
+    rng = np.random.default_rng(3)
+    basis = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    angles = ([0.01, 0.02], [1.0, 0.1], [3.1, 0.1], [0.3, 0.3])
+    blocks = [scipy.linalg.block_diag(*([[0, -a], [a, 0]] for a in pair)) for pair in angles]
+    q = torch.from_numpy(np.stack([scipy.linalg.expm(basis @ block @ basis.T) for block in blocks]))
+    together, near_pi = rotations.log(q)
+    assert near_pi.tolist() == [False, False, True, False]
+    for i in range(len(q)):
+        torch.testing.assert_close(together[i], rotations.log(q[i : i + 1])[0][0], rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("distance", [1e-1, 1e-3, 1e-6, 1e-8])
 def test_angles_near_pi_take_the_second_path(distance):
     rng = np.random.default_rng(1)
