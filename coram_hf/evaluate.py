@@ -8,6 +8,7 @@ then a newline, must be the model's first choice, which is what greedy decoding 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("coram_hf")
 
 BATCH_TOKENS = 1024
 """Tokens in one forward pass; their logits over the vocabulary are what takes memory."""
@@ -78,9 +81,13 @@ def score(
     encoded = [_encoded(tokenizer, prompt, text, f"task {task.name!r}") for prompt, text in pairs]
     _check_length(model, encoded, task.name)
     training = model.training
-    found = _continuations(model.eval(), encoded)
+    found = list(_continuations(model.eval(), encoded))
     model.train(training)
-    return Score(sum(_is_right(question, found) for question in questions), len(questions))
+    undefined = sum(math.isnan(one.log_likelihood) for one in found)
+    if undefined:
+        logger.warning("task %r: %d of %d answers of the model are NaN", task.name, undefined, len(found))
+    answers = iter(found)
+    return Score(sum(_is_right(question, answers) for question in questions), len(questions))
 
 
 def check_limit(limit: int | None) -> None:

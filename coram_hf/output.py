@@ -14,6 +14,8 @@ def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; the output is a folder")
+    if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise ValueError(f"{folder} holds a model; choose another folder for the output")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).unlink(missing_ok=True)

@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_and_exit_2(folder, tasks, arguments, message):
 
 def test_a_folder_without_a_tokenizer(tmp_path, tasks):
     tiny_llama().save_pretrained(tmp_path / "bare")
-    with pytest.raises(MergeError, match="does not load as a causal language model"):
+    with pytest.raises(MergeError, match="has no tokenizer that loads"):
         evaluate_folder(tmp_path / "bare", tasks)
 
 

@@ -126,12 +126,13 @@ def test_the_model_is_left_as_it_was(model, tmp_path):
     assert not model.training
 
 
-def test_a_broken_model_is_never_right(tmp_path):
+def test_a_broken_model_is_never_right_and_that_is_said(caplog):
     broken = tiny_llama(0)
     with torch.no_grad():
         broken.lm_head.weight.fill_(float("nan"))
     task = Task("t", (Question("a", ("b", "c"), 0), Question("a", ("c",), 0)))
     assert score(broken, tiny_tokenizer(), task) == Score(0, 2)
+    assert "task 't': 3 of 3 answers of the model are NaN" in caplog.text
 
 
 def test_numbers():

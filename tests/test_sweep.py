@@ -281,6 +281,9 @@ def test_the_output_is_a_folder(suite, tmp_path):
     with pytest.raises(ValueError, match="is a file"):
         sweep(suite, output=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(ValueError, match="holds a model"):
+        sweep(suite, output=suite / "base")
+    assert not (suite / "base" / "points.jsonl").exists()
 
 
 def test_models_in_memory_are_never_taken_for_others(suite, counted, tmp_path):
@@ -426,6 +429,7 @@ def test_from_the_command_line(suite, whole, tmp_path):
         (["--lambda", "1", "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--lambda", "1", "--line", "ful"], "unknown X 'ful'"),
         (["--lambda", "1", "--baseline", "tise"], "did you mean 'ties'"),
+        (["--lambda", "1", "--baseline", "ties", "--no-baselines"], "say opposite things"),
         (["--lambda", "1", "--method", "ties"], "No such option"),
         (["./nowhere", "--lambda", "1"], "nowhere"),
         (["--lambda", "1", "--line", "full (h=4)", "--slice-height", "8"], "already given by the line"),

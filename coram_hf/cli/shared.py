@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect as introspection
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -170,3 +170,10 @@ def _number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{option}: {text!r} is not a number") from None
+
+
+def chosen_baselines(named: list[str] | None, none: bool, every: Iterable[str]) -> tuple[str, ...]:
+    """The baselines that are asked for: those named, none, or all."""
+    if named and none:
+        raise ValueError("--baseline and --no-baselines say opposite things; give one of them")
+    return () if none else tuple(named or every)

@@ -15,6 +15,7 @@ from coram_hf.cli.shared import (
     Lines,
     NoBaselines,
     Tasks,
+    chosen_baselines,
     read_lines,
     split_tasks,
     with_shared_options,
@@ -54,7 +55,7 @@ def sweep(
             lambdas=lam,
             tasks=split_tasks(tasks),
             output=output,
-            baselines=() if no_baselines else baseline or tuple(METHODS),
+            baselines=chosen_baselines(baseline, no_baselines, METHODS),
             limit=limit,
             **recipe.options,
         )

@@ -52,9 +52,15 @@ def _load(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTr
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", trust_remote_code=trust_remote_code
         )
-        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # files of others fail in many ways
         raise MergeError(f"{folder} does not load as a causal language model: {reason(error)}") from error
+    try:
+        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise MergeError(
+            f"{folder} has no tokenizer that loads ({reason(error)}), and tasks are text; copy the tokenizer "
+            "files of the base into it"
+        ) from error
 
 
 def _put_on_card(found: EvalResults, path: Path) -> None:
