@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -55,6 +56,7 @@ class Engine:
         *,
         need_targets: bool = True,
     ) -> None:
+        started = time.perf_counter()
         check_options(options)
         self.config = config
         self.label = label
@@ -85,6 +87,7 @@ class Engine:
         }
         self.outside = [name for name, tensor in others.items() if tensor.is_floating_point()]
         self.frozen = [name for name, tensor in others.items() if not tensor.is_floating_point()]
+        self.opening = time.perf_counter() - started
 
     @cached_property
     def survey(self) -> Survey:

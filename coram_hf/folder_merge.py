@@ -140,6 +140,7 @@ class FolderMerge:
             reading=passes * read_seconds(path for _, weights in models for path in weights.files),
             writing=written / write_rate(self._target.parent),
             hashing=written / HASH_RATE / min(self._engine.threads, len(self._layout.headers)),
+            opening=self._engine.opening,
         )
 
     def survey(self, *, sampled: bool) -> None:

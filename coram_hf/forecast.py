@@ -20,22 +20,22 @@ PROBE_BYTES = 128 * 2**20
 HASH_RATE = 1.2e9
 """Bytes a second of sha256 on one core, for the hashes in the report."""
 
-
 CARD = 1.0
 """Seconds of the card and its figure, which are made beside the hashes."""
 
 
 class Forecast(NamedTuple):
-    """Seconds of computing, reading and writing; they overlap, so the longest counts, and then the hashes."""
+    """Seconds of a merge; computing, reading and writing overlap, so that the longest of them counts."""
 
     computing: float
     reading: float
     writing: float
     hashing: float
+    opening: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self.computing, self.reading, self.writing) + max(self.hashing, CARD)
+        return self.opening + max(self.computing, self.reading, self.writing) + max(self.hashing, CARD)
 
 
 def computing(likes: dict[str, Tensor], work: Callable[[str], object], threads: int) -> float:

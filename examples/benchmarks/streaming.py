@@ -4,7 +4,7 @@
 
 Llama-shaped bf16 checkpoints of random weights are made in the folder (10 GB for 1B), merged in a process of
 their own whose anonymous memory is sampled, and compared with the time of the geometry alone on the same
-matrices, in the page cache.
+matrices, in the page cache. `told` is what `--dry-run` says of time and memory.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ def merge(sources: list[str], out: str) -> dict[str, float]:
     with Watch() as watch:
         CoramMerger(sources[0], sources[1:], progress=False).merge_to(out, max_shard_size="1GB")
     return watch.found()
+
+
+def told(sources: list[str], out: str) -> dict[str, float]:
+    """What a dry run says beforehand."""
+    from coram_hf import CoramMerger
+
+    merger = CoramMerger(sources[0], sources[1:], progress=False)
+    _, memory = merger.requirements("1GB")
+    return {"seconds": merger.forecast(out).seconds, "memory": memory}
 
 
 def kernel(sources: list[str]) -> dict[str, float]:
@@ -54,25 +63,29 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["0.3B", "1B"], choices=list(SIZES))
     parser.add_argument("--experts", type=int, default=3)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--role", choices=["merge", "kernel"], help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=["merge", "told", "kernel"], help=argparse.SUPPRESS)
     options, arguments = parser.parse_known_args()
     if options.role:
-        found = merge(arguments[:-1], arguments[-1]) if options.role == "merge" else kernel(arguments)
+        run = {"merge": merge, "told": told}.get(options.role)
+        found = kernel(arguments) if run is None else run(arguments[:-1], arguments[-1])
         print(json.dumps(found))
         return
-    print("  size     merge    kernel  ratio  peak anonymous  largest tensor")
+    print("| size | merge | told | kernel | merge / kernel | peak anonymous | told | largest tensor |")
+    print("|---" * 8 + "|")
     for size in options.sizes:
         folder = Path(tempfile.mkdtemp(prefix="coram-bench-", dir=options.folder))
         try:
             sources = make(folder, size, options.experts)
             alone = in_process(__file__, "--role", "kernel", *sources)
+            before = in_process(__file__, "--role", "told", *sources, str(folder / "out"))
             whole = in_process(__file__, "--role", "merge", *sources, str(folder / "out"))
         finally:
             shutil.rmtree(folder)
         print(
-            f"{size:>6} {whole['seconds']:>7.1f} s {alone['seconds']:>7.1f} s "
-            f"{whole['seconds'] / alone['seconds']:>6.2f} {whole['peak'] / 2**20:>12.0f} MB "
-            f"{alone['largest'] / 2**20:>12.0f} MB"
+            f"| {size} | {whole['seconds']:.1f} s | {before['seconds']:.1f} s | {alone['seconds']:.1f} s "
+            f"| {whole['seconds'] / alone['seconds']:.2f} | {whole['peak'] / 2**20:.0f} MB "
+            f"| {before['memory'] / 2**20:.0f} MB | {alone['largest'] / 2**20:.0f} MB |",
+            flush=True,
         )
 
 
