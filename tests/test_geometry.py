@@ -263,8 +263,8 @@ def test_slices_that_are_loaded_twice_are_merged_as_whole_ones(n_rows, monkeypat
     base = torch.randn(n_rows, 24, dtype=torch.float64, generator=rng)
     experts = [base + 0.05 * torch.randn(base.shape, dtype=torch.float64, generator=rng) for _ in range(3)]
     whole, stats = merge_update(base, experts, CoramConfig())
-    monkeypatch.setattr("coram_hf.geometry.merge.BLOCK_BYTES", 1)
-    monkeypatch.setattr("coram_hf.geometry.merge.GRAM_BYTES", 5 * (4 * 8) ** 2 * 8)
+    monkeypatch.setattr("coram_hf.geometry.rows.BLOCK_BYTES", 1)
+    monkeypatch.setattr("coram_hf.geometry.rows.GRAM_BYTES", 5 * (4 * 8) ** 2 * 8)
     parted, parted_stats = merge_update(base, experts, CoramConfig())
     torch.testing.assert_close(parted, whole, rtol=1e-12, atol=1e-13)
     assert parted_stats.counts() == stats.counts()

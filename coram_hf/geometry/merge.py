@@ -1,4 +1,4 @@
-"""CORAM on one matrix, chunk by chunk: load, balance, split conflicts, merge the slices."""
+"""CORAM on one matrix, some rows at a time: load, merge the slices, hand on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import CoramConfig
-from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.kernel import SliceStats, gram_squares, merge_slices, slice_merge
 from coram_hf.geometry.products import gram_of
-from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import BLOCK_BYTES, Chunk, chunks, largest, load, parts, row_blocks
-from coram_hf.geometry.spread import spread_order
+from coram_hf.geometry.rows import SliceRows, update_squares
+from coram_hf.geometry.slices import row_blocks
 
 GRAM_SQUARES = 1e-6
 """|W_i - W_0|^2 / |W_0|^2 above which the Gram matrix gives the norm of an update to 1e-9 or better."""
-
-
-GRAM_BYTES = 6 * 2**20
-"""Size of the Gram matrices that are worked on at once, where slices are loaded twice."""
 
 
 class MergedRows(NamedTuple):
@@ -33,14 +27,6 @@ class MergedRows(NamedTuple):
     rows: slice | Tensor
     update: Tensor
     stats: SliceStats
-    squares: Tensor | None
-
-
-class _Prepared(NamedTuple):
-    """Slices ready to be merged, what was taken out of them, and |W_0|^2 and |W_i - W_0|^2 if measured."""
-
-    stack: Tensor
-    eta: Tensor | None
     squares: Tensor | None
 
 
@@ -96,75 +82,38 @@ def merge_rows(
     device: torch.device | None = None,
     measure: bool = False,
 ) -> Iterator[MergedRows]:
-    """W_merge - W_0 of one matrix, chunk by chunk, in some tens of megabytes whatever its size.
+    """W_merge - W_0 of one matrix, some rows at a time, in some tens of megabytes whatever its size.
 
-    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0). Chunks are merged on
+    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0). Rows are merged on
     `device`, by default where the base is. `measure` adds the norms of the experts' own updates.
     """
-    (d_out, d_in), height, compute = base.shape, config.slice_height, config.torch_compute_dtype
-    device = base.device if device is None else device
     factors = [1.0] * len(experts) if factors is None else factors
-    weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=device)
-    order = None
-    if config.spread is not None:
-        order = spread_order(base, experts, config.spread, height, factors, compute)
-    matrices = [base, *experts]
-    row_numel = len(matrices) * d_in
-    slice_bytes = height * row_numel * compute.itemsize
-    changed = config.conflict is not None or any(factor != 1 for factor in factors)
-    by_gram = not changed and compute == torch.float64
-    if not changed and device.type == "cpu":
-        gram_bytes = (len(matrices) * height) ** 2 * compute.itemsize
-        work = [
-            list(parts(chunk, slice_bytes, BLOCK_BYTES))
-            for chunk in chunks(d_out, height, gram_bytes, GRAM_BYTES)
-        ]
-    else:
-        work = [[chunk] for chunk in chunks(d_out, height, slice_bytes)]
-    most_rows = largest(part for group in work for part in group)
-    buffer = scratch("slices", most_rows * row_numel, compute, device)
-    result = scratch("update", most_rows * d_in, compute, device)
-
-    def prepare(part: Chunk) -> _Prepared:
-        stack = load(matrices, part, order, buffer)
-        squares = update_squares(stack) if measure and not by_gram else None
-        for i, factor in enumerate(factors, start=1):
-            if factor != 1:
-                torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
-        eta = split_conflicts_(stack, weights, config.conflict) if config.conflict else None
-        return _Prepared(stack, eta, squares)
-
-    for group in work:
+    source = SliceRows(base, experts, config, factors, base.device if device is None else device)
+    n_models, weights = 1 + len(experts), source.weights
+    by_difference = measure and not source.as_stored
+    for group in source.groups:
         grams = []
         for part in group:
-            prepared = prepare(part)
-            grams.append(gram_of(prepared.stack.flatten(1, 2)))
-        merge = slice_merge(torch.cat(grams), len(matrices), weights, config.branch)
+            loaded = source.load(part, measure=by_difference and len(group) == 1)
+            grams.append(gram_of(loaded.stack.flatten(1, 2)))
+        merge = slice_merge(torch.cat(grams), n_models, weights, config.branch)
         stats, done = merge.stats, 0
         for part, gram in zip(group, grams, strict=True):
-            stack, eta, squares = prepare(part) if len(group) > 1 else prepared
-            out = result[: len(stack) * part.height * d_in].view(len(stack), part.height, d_in)
-            update, svd_stats = merge_slices(stack, merge.part(done, len(stack)), weights, config.branch, out)
+            if len(group) > 1:
+                loaded = source.load(part, measure=by_difference)
+            stack, eta, squares = loaded
+            own = merge.part(done, len(stack))
+            update, svd_stats = merge_slices(stack, own, weights, config.branch, source.room(part))
             if measure and squares is None:
-                squares = gram_squares(gram, len(matrices))
+                squares = gram_squares(gram, n_models)
                 if (squares[1:] < GRAM_SQUARES * squares[0]).any():
                     squares = update_squares(stack)
             if eta is not None:
                 update += eta
             stats += svd_stats
             stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
-            rows = slice(part.start, part.stop)
-            yield MergedRows(rows if order is None else order[rows], update.flatten(0, 1), stats, squares)
+            yield MergedRows(source.of(part), update.flatten(0, 1), stats, squares)
             stats, done = SliceStats(), done + len(stack)
-
-
-def update_squares(stack: Tensor) -> Tensor:
-    """|W_0|^2 and |W_i - W_0|^2 over the slices of a chunk, from the differences themselves."""
-    base, *experts = stack.unbind(1)
-    scratch = torch.empty_like(base)
-    norms = [torch.linalg.vector_norm(base)]
-    norms += [torch.linalg.vector_norm(torch.sub(expert, base, out=scratch)) for expert in experts]
-    return torch.stack(norms).square()
 
 
 def update_dtype(base: Tensor) -> torch.dtype:
