@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from coram_hf.engine import Engine
-from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_rate
+from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_cost
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
@@ -134,11 +134,12 @@ class FolderMerge:
 
         likes = {name: self._state_dict[name] for name in units}
         models = self._engine.models.named()
-        written = self._layout.total_bytes
+        written, cost = self._layout.total_bytes, write_cost(self._target.parent)
+        handing_over = written * cost.core / self._engine.threads
         return Forecast(
-            computing=passes * computing(likes, work, self._engine.threads),
+            computing=passes * computing(likes, work, self._engine.threads) + handing_over,
             reading=passes * read_seconds(path for _, weights in models for path in weights.files),
-            writing=written / write_rate(self._target.parent),
+            writing=written * cost.disk,
             hashing=written / HASH_RATE / min(self._engine.threads, len(self._layout.headers)),
             opening=self._engine.opening,
         )

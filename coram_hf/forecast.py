@@ -54,18 +54,28 @@ def computing(likes: dict[str, Tensor], work: Callable[[str], object], threads: 
     return total
 
 
-def write_rate(folder: Path) -> float:
-    """Bytes a second to the disk of a folder, or of what there is above it."""
+class WriteCost(NamedTuple):
+    """Seconds a byte: of a core, to hand it over to the system, and until it is on the disk."""
+
+    core: float
+    disk: float
+
+
+def write_cost(folder: Path) -> WriteCost:
+    """What writing costs on the disk of a folder, or of what there is above it."""
     while not folder.is_dir():
         folder = folder.parent
-    size = min(PROBE_BYTES, shutil.disk_usage(folder).free // 4)
     block = os.urandom(2**20)
-    with tempfile.TemporaryFile(dir=folder) as file:
+    count = max(1, min(PROBE_BYTES, shutil.disk_usage(folder).free // 4) // len(block))
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         started = time.perf_counter()
-        for _ in range(max(1, size // len(block))):
+        for _ in range(count):
             file.write(block)
+        handed_over = time.perf_counter()
         os.fsync(file.fileno())
-        return max(size, len(block)) / (time.perf_counter() - started)
+        done = time.perf_counter()
+    size = count * len(block)
+    return WriteCost(core=(handed_over - started) / size, disk=(done - started) / size)
 
 
 def read_seconds(files: Iterable[Path]) -> float:

@@ -31,7 +31,7 @@ from transformers import (
 
 from coram_hf import CoramConfig
 from coram_hf.folder_merge import RESIDENT
-from coram_hf.forecast import HASH_RATE, PROBE_BYTES, Forecast, read_rate, write_rate
+from coram_hf.forecast import HASH_RATE, PROBE_BYTES, Forecast, read_rate, write_cost
 from coram_hf.geometry import merge_rows, squared_norms
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.record import Record
@@ -170,7 +170,7 @@ def predict(suite: Suite, read: float, write: float, threads: int) -> tuple[Fore
 
 def disk_rates(folder: Path) -> tuple[float, float]:
     """Bytes a second of reading and writing."""
-    write = write_rate(folder)
+    write = 1 / write_cost(folder).disk
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         file.write(torch.randint(256, (PROBE_BYTES,), dtype=torch.uint8).numpy().data)
         file.flush()
