@@ -22,7 +22,7 @@ from coram_hf.threads import in_threads
 AHEAD = 2
 """Units that may be read ahead; those that are merged wait to be written one at a time."""
 
-SYNC_BYTES, SYNC_SECONDS = 512 * 2**20, 5.0
+SYNC_BYTES, SYNC_SECONDS = 64 * 2**20, 5.0
 """How much is written, or how long it takes, between two entries in the journal."""
 
 
