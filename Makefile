@@ -45,7 +45,7 @@ style: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python examples/benchmarks/kernel.py
+	$(BIN)/python examples/benchmarks/kernel.py --repeats 1
 	$(BIN)/python examples/benchmarks/baselines.py --hidden 512
 	$(BIN)/python examples/benchmarks/streaming.py --sizes 0.1B
 	$(BIN)/python examples/benchmarks/end_to_end.py --size 0.1B --repeats 1

@@ -72,6 +72,7 @@ def main() -> None:
         return
     print("| size | merge | told | kernel | merge / kernel | peak anonymous | told | largest tensor |")
     print("|---" * 8 + "|")
+    results = {}
     for size in options.sizes:
         folder = Path(tempfile.mkdtemp(prefix="coram-bench-", dir=options.folder))
         try:
@@ -87,6 +88,8 @@ def main() -> None:
             f"| {before['memory'] / 2**20:.0f} MB | {alone['largest'] / 2**20:.0f} MB |",
             flush=True,
         )
+        results[size] = {"merge": whole, "told": before, "kernel": alone}
+    print("\n" + json.dumps(results))
 
 
 if __name__ == "__main__":
