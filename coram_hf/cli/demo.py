@@ -10,7 +10,7 @@ import typer
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for base and merge.")] = Path("demo"),
-    questions: Annotated[int, typer.Option(min=1, max=200, help="Held-out questions a task.")] = 30,
+    questions: Annotated[int, typer.Option(min=1, max=100, help="Held-out questions a task.")] = 30,
 ) -> None:
     """Merge five real adapters of SmolLM2-135M, score them on held-out questions, and let the merge answer.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ class Watch:
 
     def found(self) -> dict[str, float]:
         return {"seconds": self.seconds, "cpu": self.processor, "peak": self.peak, "read": self.read}
+
+
+def a_core_each(run: Callable[[Any], object], items: Sequence[Any]) -> float:
+    """Seconds to run every item, each on a core of its own."""
+    from coram_hf.threads import in_threads
+
+    started = time.perf_counter()
+    for _ in in_threads(run, items, len(items)):
+        pass
+    return time.perf_counter() - started
 
 
 def _read_bytes() -> int:

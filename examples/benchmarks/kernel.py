@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from common import a_core_each
 from torch import Tensor
 
 from coram_hf import CoramConfig
 from coram_hf.geometry import merge_matrix, merge_update
-from coram_hf.threads import in_threads
 
 VARIANTS = (
     "full",
@@ -82,14 +82,6 @@ def best_time(run: Callable[[], object], repeats: int) -> float:
         run()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def a_core_each(run: Callable[[Tensor], object], items: list[Tensor]) -> float:
-    """Seconds to run every item, each on a core of its own."""
-    start = time.perf_counter()
-    for _ in in_threads(run, items, len(items)):
-        pass
-    return time.perf_counter() - start
 
 
 def peak_extra_bytes(run: Callable[[], Tensor]) -> int:

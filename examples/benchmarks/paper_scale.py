@@ -13,13 +13,12 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import machine
+from common import a_core_each, machine
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -37,7 +36,7 @@ from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.record import Record
 from coram_hf.sinks.assembly import write_rows
 from coram_hf.targets import find_targets
-from coram_hf.threads import in_threads, thread_count
+from coram_hf.threads import thread_count
 
 SAMPLE = 2**24
 """Entries of the tensor whose norms are timed for those that are not merged."""
@@ -133,20 +132,14 @@ def merge_seconds(shape: torch.Size, experts: int, threads: int) -> float:
             write_rows(out, base, merged.rows, merged.update, 2.5, record)
 
     outs = [torch.empty_like(base) for _ in range(threads)]
-    started = time.perf_counter()
-    for _ in in_threads(work, outs, threads):
-        pass
-    return (time.perf_counter() - started) / threads
+    return a_core_each(work, outs) / threads
 
 
 def norm_seconds(experts: int, threads: int) -> float:
     """Seconds for each entry of a tensor that is measured and kept, when all threads do that."""
     base = torch.randn(2**12, SAMPLE // 2**12).bfloat16()
     others = [base.clone() for _ in range(experts)]
-    started = time.perf_counter()
-    for _ in in_threads(lambda _: squared_norms(base, others), range(threads), threads):
-        pass
-    return (time.perf_counter() - started) / threads / SAMPLE
+    return a_core_each(lambda _: squared_norms(base, others), range(threads)) / threads / SAMPLE
 
 
 def predict(suite: Suite, read: float, write: float, threads: int) -> tuple[Forecast, int]:

@@ -143,7 +143,7 @@ def split(task: str) -> dict[str, list[dict[str, Any]]]:
     assert len({item.key for item in items}) == len(items) > count, f"{task}: a key comes twice"
     lines = [{"prompt": prompt, **item.answer} for item in train for prompt in item.prompts]
     Random(f"coram {task} train").shuffle(lines)
-    asked = iter(
+    asked = (
         {"prompt": item.prompts[i % len(item.prompts)], **item.answer} for i, item in enumerate(held_out)
     )
     return {"train": lines[:TRAIN], **{part: list(islice(asked, n)) for part, n in HELD_OUT.items()}}
