@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCardData
-from torch import Tensor
 
 from coram_hf.config import check_names
 from coram_hf.engine import Engine
@@ -21,6 +20,7 @@ from coram_hf.forecast import Forecast
 from coram_hf.hub import push_folder, write_card
 from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
+from coram_hf.sinks.file_tensor import Output
 
 PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
@@ -42,7 +42,7 @@ class Merger(ABC):
         """Whether a parameter is changed at all."""
 
     @abstractmethod
-    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+    def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
         """Fill `out` with the merged parameter, and measure the experts' updates on the way."""
 
     def _copies(self, name: str) -> int:

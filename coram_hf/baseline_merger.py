@@ -22,6 +22,7 @@ from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
 from coram_hf.sinks.assembly import write
+from coram_hf.sinks.file_tensor import Output
 from coram_hf.sources import Expert, Experts
 
 
@@ -81,7 +82,7 @@ class BaselineMerger(Merger):
         kept = updates if self.keep_update else None
         return MergeResult(sink.model, report, engine.origin(), kept, engine.retained(records))
 
-    def _merged(self, name: str, out: Tensor) -> tuple[Record, Tensor]:
+    def _merged(self, name: str, out: Output) -> tuple[Record, Tensor]:
         engine, record = self._engine, Record()
         update = engine.new_update(name, self._merge_tensor)
         write(out, engine.models.base_tensor(name), update, 1.0, record)
@@ -92,7 +93,7 @@ class BaselineMerger(Merger):
     def _merges(self, name: str) -> bool:
         return name in self._engine.targets or name in self._engine.outside
 
-    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+    def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
         record, _ = self._merged(name, out)
         record.measure(*squared_norms(*self._engine.models.tensors(name)))
         return record

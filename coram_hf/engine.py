@@ -24,6 +24,7 @@ from coram_hf.report.retention import Retained
 from coram_hf.result import Origin
 from coram_hf.sinks import ModelSink, without_data
 from coram_hf.sinks.assembly import rounding_loss
+from coram_hf.sinks.file_tensor import Output
 from coram_hf.sinks.memory import with_format
 from coram_hf.sources import Expert, Experts, open_models
 from coram_hf.sources.parent_card import provenance
@@ -153,18 +154,21 @@ class Engine:
         return Origin(self.models, self.trust_remote_code)
 
     def matrices(
-        self, name: str, out: Tensor | None
-    ) -> Iterator[tuple[str, Tensor | None, Tensor, list[Tensor]]]:
-        """(name, part of out, base, experts) for every matrix of a target; other tensors come whole."""
+        self, name: str, out: Output | None
+    ) -> Iterator[tuple[str, Output | None, Tensor, list[Tensor]]]:
+        """(name, part of out, base, experts) for every matrix of a target; other tensors come whole.
+
+        An `out` in a file is that of a single matrix.
+        """
         base, experts = self.models.tensors(name)
         target = self.targets.get(name)
         if target is None:
             yield name, out, base, experts
             return
         stacked = zip(*(target.matrices(t) for t in (base, *experts)), strict=True)
-        parts = None if out is None else target.matrices(out)
+        parts = target.matrices(out) if isinstance(out, Tensor) else None
         for i, (origin, *others) in enumerate(stacked):
-            part = None if parts is None else parts[i]
+            part = out if parts is None else parts[i]
             yield name if base.ndim == 2 else f"{name}[{i}]", part, origin, others
 
     def new_update(self, name: str, merge_one: MergeOne) -> Tensor:
@@ -172,7 +176,7 @@ class Engine:
         base = self.models.base_tensor(name)
         update = torch.empty_like(base, dtype=update_dtype(base))
         for part, out, origin, others in self.matrices(name, update):
-            assert out is not None
+            assert isinstance(out, Tensor)
             merge_one(part, origin, others, out)
         return update
 

@@ -12,14 +12,13 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from coram_hf.engine import Engine
 from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_cost
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
 from coram_hf.report import MergeReport
+from coram_hf.sinks.file_tensor import Output
 from coram_hf.sinks.folder import FolderSink, Layout, Unit, units, write_index
 from coram_hf.sinks.workspace import Workspace, check_target
 from coram_hf.sources.files import fingerprint
@@ -33,7 +32,7 @@ RESIDENT = 320 * 2**20
 """Memory of the interpreter and its libraries."""
 
 Merges = Callable[[str], bool]
-Merge = Callable[[str, Tensor, float | None], Record]
+Merge = Callable[[str, Output, float | None], Record]
 
 
 class FolderMerge:
@@ -164,7 +163,7 @@ class FolderMerge:
         files = self._layout.files(self._engine.processes.rank)
         sink = FolderSink(self._workspace.files, self._layout, files)
         try:
-            work = partial(self._merge_unit, sink.tensor, lam, merges, merge)
+            work = partial(self._merge_unit, partial(self._output, sink), lam, merges, merge)
             return self._stream.run(f"write {lam!r}", self._share, self._costs, work, sink)
         finally:
             sink.close()
@@ -202,16 +201,23 @@ class FolderMerge:
         self._engine.processes.wait()
         return MergeReport.load(self._target)
 
+    def _output(self, sink: FolderSink, name: str) -> Output:
+        """Where a parameter goes: targets that are stored by input, or in stacks, are not written by rows."""
+        target = self._engine.targets.get(self._first.get(name, name))
+        by_rows = target is None or (not target.transposed and self._state_dict[name].ndim == 2)
+        return sink.rows(name) if by_rows else sink.tensor(name)
+
     def _merge_unit(
-        self, place: Callable[[str], Tensor], lam: float | None, merges: Merges, merge: Merge, unit: Unit
+        self, place: Callable[[str], Output], lam: float | None, merges: Merges, merge: Merge, unit: Unit
     ) -> Done:
         models = self._engine.models
-        records, tensors = [], {}
+        records: list[Record] = []
+        tensors: dict[str, Output] = {}
         for name in unit:
             parameter, like = self._first.get(name, name), self._state_dict[name]
             if merges(parameter):
-                tensors[name] = place(name)
-                record = merge(parameter, tensors[name], lam)
+                tensors[name] = out = place(name)
+                record = merge(parameter, out, lam)
             else:
                 tensors[name] = models.base_tensor(parameter).to(like.dtype)
                 record = measure(models, parameter) if like.is_floating_point() else Record()

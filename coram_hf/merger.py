@@ -26,6 +26,7 @@ from coram_hf.record import Record, total
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
 from coram_hf.sinks.assembly import write, write_rows
+from coram_hf.sinks.file_tensor import Output
 from coram_hf.sources import Expert, Experts
 
 
@@ -128,7 +129,7 @@ class CoramMerger(Merger):
         by_rows = name in self._engine.targets or not self._merges(name)
         return 0 if by_rows else super()._copies(name)
 
-    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+    def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
         """A target amplified by lambda, or a parameter of the residual pathway."""
         if name in self._engine.targets:
             return self._merge_target(name, out, lam)
@@ -140,7 +141,7 @@ class CoramMerger(Merger):
         write(out, base, merge_residual(updates, self.config.residual), 1.0, record)
         return record
 
-    def _merge_target(self, name: str, out: Tensor | None, lam: float | None) -> Record:
+    def _merge_target(self, name: str, out: Output | None, lam: float | None) -> Record:
         """Merge one target a chunk of rows at a time; without `out` it is only measured."""
         engine, record = self._engine, Record()
         for _, part, base, experts in engine.matrices(name, out):

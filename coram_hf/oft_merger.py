@@ -25,6 +25,7 @@ from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
 from coram_hf.sinks.assembly import write
+from coram_hf.sinks.file_tensor import Output
 from coram_hf.sources import Expert, Experts
 from coram_hf.sources.adapters import adapted_modules, open_adapters, shadow
 from coram_hf.sources.loaded import LoadedModel
@@ -71,7 +72,7 @@ class OftMerger(Merger):
     def _merges(self, name: str) -> bool:
         return name in self._layers
 
-    def _merge_parameter(self, name: str, out: Tensor, lam: float | None) -> Record:
+    def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
         engine, record = self._engine, Record()
         origin, experts = engine.models.tensors(name)
         record.measure(*squared_norms(origin, experts))

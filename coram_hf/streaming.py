@@ -10,27 +10,27 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from coram_hf.processes import Processes, shares
 from coram_hf.progress import Progress
 from coram_hf.record import Record
-from coram_hf.sinks.folder import FolderSink, Unit
+from coram_hf.sinks.file_tensor import Output
+from coram_hf.sinks.folder import SYNC_BYTES, FolderSink, Unit
 from coram_hf.sinks.workspace import Workspace
 from coram_hf.threads import in_threads
 
 AHEAD = 2
 """Units that may be read ahead; those that are merged wait to be written one at a time."""
 
-SYNC_BYTES, SYNC_SECONDS = 64 * 2**20, 5.0
-"""How much is written, or how long it takes, between two entries in the journal."""
+SYNC_SECONDS = 5.0
+"""The longest time between two entries in the journal."""
 
 
 class Done(NamedTuple):
-    """One finished unit: a record for every parameter, and the tensors to write."""
+    """One finished unit: a record for every parameter, and where they are."""
 
     records: list[Record]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Output]
 
 
 class Stream:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 from coram_hf.errors import MergeError
+from coram_hf.pages import forget
 from coram_hf.report.tables import Facts, Shown
 
 NOTABLE_ROUNDING = 0.25
@@ -167,9 +168,10 @@ def file_hashes(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         while block := file.read(2**22):
             digest.update(block)
+            forget(file.fileno(), 0, file.tell())
     return digest.hexdigest()
 
 

@@ -11,17 +11,19 @@ from coram_hf.geometry import update_dtype
 from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import row_blocks
 from coram_hf.record import Record
+from coram_hf.sinks.file_tensor import Output
 
 
-def write(out: Tensor, base: Tensor, update: Tensor, coefficient: float, record: Record) -> None:
+def write(out: Output, base: Tensor, update: Tensor, coefficient: float, record: Record) -> None:
     """Fill a tensor of any shape with W_0 + coefficient * update."""
-    flat, origin, delta = (t.reshape(t.shape or 1) for t in (out, base, update))
-    for rows in row_blocks(flat):
+    origin, delta = (t.reshape(t.shape or 1) for t in (base, update))
+    flat = out.reshape(origin.shape) if isinstance(out, Tensor) else out
+    for rows in row_blocks(origin):
         write_rows(flat, origin, rows, delta[rows], coefficient, record)
 
 
 def write_rows(
-    out: Tensor, base: Tensor, rows: slice | Tensor, update: Tensor, coefficient: float, record: Record
+    out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, coefficient: float, record: Record
 ) -> None:
     """The same for some rows: the sum is made in float64 and rounded once; the loss goes into the record.
 
@@ -31,12 +33,11 @@ def write_rows(
     kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
     record.moved += coefficient**2 * float(torch.linalg.vector_norm(kept)) ** 2
     total.copy_(base[rows]).add_(kept, alpha=coefficient)
-    if isinstance(rows, slice) and out.device.type == "cpu":
-        rounded = out[rows]
-        rounded.copy_(total)
+    if isinstance(rows, slice) and isinstance(out, Tensor) and out.device.type == "cpu":
+        rounded = out[rows].copy_(total)
     else:
-        rounded = total.to(out.dtype)
-        out[rows] = rounded.to(out.device)
+        rounded = scratch("rounded", total.numel(), out.dtype).view(total.shape).copy_(total)
+        out[rows] = rounded.to(out.device) if isinstance(out, Tensor) else rounded
     if rounded.dtype != torch.float64:
         record.lost += float(torch.linalg.vector_norm(total.sub_(rounded))) ** 2
 

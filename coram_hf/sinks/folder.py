@@ -20,6 +20,8 @@ from transformers.core_model_loading import WeightConverter, apply_converters, r
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import MergeError
+from coram_hf.pages import forget
+from coram_hf.sinks.file_tensor import FileTensor, Output
 
 DTYPES = {
     torch.float64: "F64",
@@ -38,6 +40,9 @@ DTYPES = {
 ALIGNMENT = 8
 ZEROS = 2**20
 """Bytes that are written at once where the file system cannot set them aside."""
+
+SYNC_BYTES = 64 * 2**20
+"""How much is written before waiting for the disk."""
 
 Unit = tuple[str, ...]
 """Parameters that go to disk together: mostly one, several where the disk has them in one tensor."""
@@ -185,40 +190,42 @@ def units(skeleton: PreTrainedModel) -> list[Unit]:
 
 
 class FolderSink:
-    """The files of one process: made at full length, then filled in any order through memory maps.
+    """The files of one process: made at full length, then filled in any order.
 
-    A result that is made in its place takes no memory of its own, whatever its size.
+    What is written leaves the page cache as soon as it is on the disk.
     """
 
     def __init__(self, folder: Path, layout: Layout, files: Iterable[str]) -> None:
         self._layout = layout
         self._handles: dict[str, int] = {}
-        self._content: dict[str, Tensor] = {}
+        self._mapped: dict[str, Tensor] = {}
         for file in files:
             self._handles[file] = handle = os.open(folder / file, os.O_RDWR | os.O_CREAT, 0o644)
             _reserve(handle, layout.sizes[file])
-            content = torch.frombuffer(mmap.mmap(handle, layout.sizes[file]), dtype=torch.uint8)
-            header = layout.headers[file]
-            content[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-            self._content[file] = content
+            os.pwrite(handle, layout.headers[file], 0)
+
+    def rows(self, parameter: str) -> Output:
+        """Where to write a parameter row by row: its place in its file, if it has the same form there."""
+        disk = self._layout.renamed.get(parameter)
+        return self._layout.empty(parameter) if disk is None else self._place(disk)
 
     def tensor(self, parameter: str) -> Tensor:
-        """Memory for a parameter: its place in its file, or new where the disk has it in another form."""
+        """The same for a parameter that is written in another order: a memory map of its place."""
         disk = self._layout.renamed.get(parameter)
-        return self._layout.empty(parameter) if disk is None else self._at(disk)
+        return self._layout.empty(parameter) if disk is None else self._map(disk)
 
-    def write(self, tensors: Mapping[str, Tensor]) -> int:
+    def write(self, tensors: Mapping[str, Output]) -> int:
         """Put whole parameters in their places, unless they are there; returns how many bytes they take."""
         written = 0
-        for name, tensor in self._layout.to_disk(tensors).items():
-            place = self._at(name)
-            if tensor.shape != place.shape or tensor.dtype != place.dtype:
+        for name, tensor in self._on_disk(tensors).items():
+            file, _, like = self._layout.places[name]
+            if tensor.shape != like.shape or tensor.dtype != like.dtype:
                 raise MergeError(
                     f"tensor {name!r}: {tensor.dtype} {tuple(tensor.shape)} does not fit its place in "
-                    f"{self._layout.places[name].file}, {place.dtype} {tuple(place.shape)}"
+                    f"{file}, {like.dtype} {tuple(like.shape)}"
                 )
-            if tensor.data_ptr() != place.data_ptr():
-                place.copy_(tensor.detach())
+            if isinstance(tensor, Tensor) and not self._is_mapped(file, tensor):
+                self._copy(tensor, self._place(name))
             written += tensor.nbytes
         return written
 
@@ -226,16 +233,42 @@ class FolderSink:
         """Wait until all that was written is on the disk."""
         for handle in self._handles.values():
             os.fsync(handle)
+            forget(handle)
 
     def close(self) -> None:
         for handle in self._handles.values():
             os.close(handle)
         self._handles.clear()
-        self._content.clear()
+        self._mapped.clear()
 
-    def _at(self, disk: str) -> Tensor:
+    def _on_disk(self, tensors: Mapping[str, Output]) -> dict[str, Output]:
+        placed = {self._layout.renamed[n]: t for n, t in tensors.items() if isinstance(t, FileTensor)}
+        made = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        return {**placed, **self._layout.to_disk(made)}
+
+    def _copy(self, tensor: Tensor, place: FileTensor) -> None:
+        """Write a tensor some rows at a time, with no more than a few of them in the page cache."""
+        values = tensor.reshape(tensor.shape or 1)
+        step = max(1, len(values) * SYNC_BYTES // max(1, values.nbytes))
+        for start in range(0, len(values), step):
+            place[start : start + step] = values[start : start + step]
+            if values.nbytes > SYNC_BYTES:
+                self.sync()
+
+    def _place(self, disk: str) -> FileTensor:
         file, offset, like = self._layout.places[disk]
-        return self._content[file][offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+        return FileTensor(self._handles[file], offset, like)
+
+    def _map(self, disk: str) -> Tensor:
+        file, offset, like = self._layout.places[disk]
+        if file not in self._mapped:
+            content = mmap.mmap(self._handles[file], self._layout.sizes[file])
+            self._mapped.setdefault(file, torch.frombuffer(content, dtype=torch.uint8))
+        return self._mapped[file][offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+
+    def _is_mapped(self, file: str, tensor: Tensor) -> bool:
+        mapped = self._mapped.get(file)
+        return mapped is not None and 0 <= tensor.data_ptr() - mapped.data_ptr() < mapped.nbytes
 
 
 def write_index(folder: Path, layout: Layout) -> None:
