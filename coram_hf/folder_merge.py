@@ -7,6 +7,8 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from heapq import nlargest
 from pathlib import Path
@@ -18,6 +20,7 @@ from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.hub import publish_report
 from coram_hf.record import Record, norms
 from coram_hf.report import MergeReport
+from coram_hf.report.figures import preload
 from coram_hf.sinks.file_tensor import Output
 from coram_hf.sinks.folder import FolderSink, Layout, Unit, units, write_index
 from coram_hf.sinks.workspace import Workspace, check_target
@@ -162,11 +165,10 @@ class FolderMerge:
         """Merge and write every parameter with this lambda."""
         files = self._layout.files(self._engine.processes.rank)
         sink = FolderSink(self._workspace.files, self._layout, files)
-        try:
-            work = partial(self._merge_unit, partial(self._output, sink), lam, merges, merge)
+        work = partial(self._merge_unit, partial(self._output, sink), lam, merges, merge)
+        with closing(sink), ThreadPoolExecutor(1) as beside:
+            beside.submit(preload)
             return self._stream.run(f"write {lam!r}", self._share, self._costs, work, sink)
-        finally:
-            sink.close()
 
     def conclude(self, records: dict[str, Record]) -> None:
         """Take the exact norms that were measured while merging."""

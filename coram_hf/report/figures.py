@@ -34,6 +34,15 @@ PAPER_KAPPA = {
 LABEL = 40
 """Characters of a name beside a bar."""
 
+TICKS = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+"""Values of D on its axis: plain numbers, which are drawn faster than powers of ten."""
+
+
+def preload() -> None:
+    """Import matplotlib, which takes longer than drawing, beside other work."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
 
 def draw_updates(report: MergeReport, folder: Path) -> Path:
     """Write the figure of r_i and of D into a folder, and return its path."""
@@ -58,11 +67,15 @@ def draw_sizes(axes: Any, relative_updates: Mapping[str, float]) -> None:
     axes.barh(range(len(names)), list(relative_updates.values()), color="#4477aa")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(r"relative update $r_i = \|W_i - W_0\| / \|W_0\|$")
+    axes.set_xlabel("relative update r = |W_i - W_0| / |W_0|")
 
 
 def _draw_dispersion(axes: Any, report: MergeReport) -> None:
+    ends = [D for D in (report.dispersion, *PAPER_BASES.values()) if math.isfinite(D)]
+    ticks = [tick for tick in TICKS if tick <= 2 * max(ends)]
     axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xticks([], minor=True)
     axes.axvspan(3.5, 16, color="#eeeeee", label="no base of the paper")
     axes.plot(list(PAPER_BASES.values()), [0] * len(PAPER_BASES), "o", color="#bbbbbb")
     for i, (name, value) in enumerate(PAPER_BASES.items()):
@@ -77,7 +90,7 @@ def _draw_dispersion(axes: Any, report: MergeReport) -> None:
     axes.set_ylim(-1, 3)
     axes.set_yticks([])
     axes.set_xlabel("dispersion D = max r / min r")
-    axes.legend(loc="lower right", fontsize=7)
+    axes.legend(loc="upper left", fontsize=7)
 
 
 def plain_label(name: str) -> str:
