@@ -21,7 +21,7 @@ from coram_hf.options import MergeOptions
 from coram_hf.record import Record
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
-from coram_hf.sinks.assembly import write
+from coram_hf.sinks.assembly import write, write_blocks
 from coram_hf.sinks.file_tensor import Output
 from coram_hf.sources import Expert, Experts
 
@@ -72,9 +72,9 @@ class BaselineMerger(Merger):
         updates = {}
 
         def merge_one(name: str) -> Record:
-            record, update = self._merged(name, sink.tensor(name))
-            if self.keep_update:
-                updates[name] = update
+            if not self.keep_update:
+                return self._written(name, sink.tensor(name))
+            record, updates[name] = self._merged(name, sink.tensor(name))
             return record
 
         records = engine.each((*plan.targets, *plan.residual), merge_one, "tensors")
@@ -86,15 +86,39 @@ class BaselineMerger(Merger):
         engine, record = self._engine, Record()
         update = engine.new_update(name, self._merge_tensor)
         write(out, engine.models.base_tensor(name), update, 1.0, record)
-        if name in engine.targets or not engine.targets:
-            record.slices.squared_norm = squared_norm(update)
+        record.slices.squared_norm = self._counted(name, update)
         return record, update
+
+    def _written(self, name: str, out: Output) -> Record:
+        """The same without the update, of which by-row methods make no more than a few rows at a time."""
+        if not self.method.by_rows:
+            return self._merged(name, out)[0]
+        engine, record = self._engine, Record()
+        origin, others = engine.models.tensors(name)
+        base, *experts = (t.reshape(t.shape or 1) for t in (origin, *others))
+
+        def update(rows: slice) -> Tensor:
+            some = Updates(base[rows], [e[rows] for e in experts], self._weights, engine.factors, name)
+            merged = self.method(some, self.parameters)
+            record.slices.squared_norm += self._counted(name, merged)
+            return merged
+
+        write_blocks(out, base, update, 1.0, record)
+        return record
+
+    def _counted(self, name: str, update: Tensor) -> float:
+        """What an update adds to the squared norm of the merge: that of the targets, if there are any."""
+        targets = self._engine.targets
+        return squared_norm(update) if name in targets or not targets else 0.0
+
+    def _copies(self, name: str) -> int:
+        return 0 if self.method.by_rows else super()._copies(name)
 
     def _merges(self, name: str) -> bool:
         return name in self._engine.targets or name in self._engine.outside
 
     def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
-        record, _ = self._merged(name, out)
+        record = self._written(name, out)
         record.measure(*squared_norms(*self._engine.models.tensors(name)))
         return record
 

@@ -23,9 +23,13 @@ from coram_hf.config import check_names
 
 @dataclass(frozen=True)
 class Method:
-    """A merge method: a function of Updates whose keyword arguments are the method's parameters."""
+    """A merge method: a function of Updates whose keyword arguments are the method's parameters.
+
+    by_rows: whether it may be given some rows of a tensor at a time.
+    """
 
     update: Callable[..., Tensor]
+    by_rows: bool = False
 
     @property
     def name(self) -> str:
@@ -65,7 +69,8 @@ _FUNCTIONS: tuple[Callable[..., Tensor], ...] = (
     tsvm,
     orthomerge,
 )
-METHODS = {function.__name__: Method(function) for function in _FUNCTIONS}
+_BY_ROWS = (linear, task_arithmetic)
+METHODS = {function.__name__: Method(function, function in _BY_ROWS) for function in _FUNCTIONS}
 
 
 def find_method(name: str) -> Method:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.geometry.merge import update_dtype
+from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import row_blocks
 
 
@@ -47,15 +48,20 @@ class Updates:
 
     def tau(self, i: int, rows: slice = slice(None)) -> Tensor:
         """f_i (W_i - W_0), or some of its rows."""
-        dtype, device = self.dtype, self.base.device
         base, expert = (t.reshape(t.shape or 1)[rows] for t in (self.base, self.experts[i]))
-        update = expert.to(device, dtype) - base.to(dtype)
+        update = expert.to(base.device, self.dtype) - base.to(self.dtype)
         return update if self.factors[i] == 1 else update.mul_(self.factors[i])
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        """All tau_i, a block of rows at a time."""
+        """All tau_i, a block of rows at a time, in memory that the next block overwrites."""
         for rows in row_blocks(self.base):
-            yield rows, [self.tau(i, rows) for i in range(len(self))]
+            base = self._loaded("base", self.base, rows)
+            taus = [self._loaded(f"tau {i}", t, rows).sub_(base) for i, t in enumerate(self.experts)]
+            yield rows, [t if f == 1 else t.mul_(f) for t, f in zip(taus, self.factors, strict=True)]
+
+    def _loaded(self, use: str, tensor: Tensor, rows: slice) -> Tensor:
+        some = tensor.reshape(tensor.shape or 1)[rows]
+        return scratch(use, some.numel(), self.dtype, self.base.device).view(some.shape).copy_(some)
 
     def empty(self) -> Tensor:
         """A new tensor for the merged update, at least 1-D; `shaped` gives it the tensor's own shape."""

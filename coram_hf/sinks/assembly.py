@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,10 +17,17 @@ from coram_hf.sinks.file_tensor import Output
 
 def write(out: Output, base: Tensor, update: Tensor, coefficient: float, record: Record) -> None:
     """Fill a tensor of any shape with W_0 + coefficient * update."""
-    origin, delta = (t.reshape(t.shape or 1) for t in (base, update))
+    write_blocks(out, base, update.reshape(update.shape or 1).__getitem__, coefficient, record)
+
+
+def write_blocks(
+    out: Output, base: Tensor, update: Callable[[slice], Tensor], coefficient: float, record: Record
+) -> None:
+    """The same with an update that is made when it is asked for, some rows at a time."""
+    origin = base.reshape(base.shape or 1)
     flat = out.reshape(origin.shape) if isinstance(out, Tensor) else out
     for rows in row_blocks(origin):
-        write_rows(flat, origin, rows, delta[rows], coefficient, record)
+        write_rows(flat, origin, rows, update(rows), coefficient, record)
 
 
 def write_rows(
