@@ -94,16 +94,14 @@ class BaselineMerger(Merger):
         if not self.method.by_rows:
             return self._merged(name, out)[0]
         engine, record = self._engine, Record()
-        origin, others = engine.models.tensors(name)
-        base, *experts = (t.reshape(t.shape or 1) for t in (origin, *others))
+        updates = Updates(*engine.models.tensors(name), self._weights, engine.factors, name)
 
         def update(rows: slice) -> Tensor:
-            some = Updates(base[rows], [e[rows] for e in experts], self._weights, engine.factors, name)
-            merged = self.method(some, self.parameters)
+            merged = self.method(updates.part(rows), self.parameters)
             record.slices.squared_norm += self._counted(name, merged)
             return merged
 
-        write_blocks(out, base, update, 1.0, record)
+        write_blocks(out, updates.base, update, 1.0, record)
         return record
 
     def _counted(self, name: str, update: Tensor) -> float:

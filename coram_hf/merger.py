@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from coram_hf.amplitude import ideal_contraction, require_coefficient
 from coram_hf.base_merger import Merger
-from coram_hf.baselines.residual import merge_residual
+from coram_hf.baselines.residual import BY_ROWS, merge_residual
 from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
@@ -25,7 +25,7 @@ from coram_hf.options import MergeOptions
 from coram_hf.record import Record, total
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
-from coram_hf.sinks.assembly import write, write_rows
+from coram_hf.sinks.assembly import write, write_blocks, write_rows
 from coram_hf.sinks.file_tensor import Output
 from coram_hf.sources import Expert, Experts
 
@@ -126,7 +126,7 @@ class CoramMerger(Merger):
         )
 
     def _copies(self, name: str) -> int:
-        by_rows = name in self._engine.targets or not self._merges(name)
+        by_rows = name in self._engine.targets or not self._merges(name) or self.config.residual in BY_ROWS
         return 0 if by_rows else super()._copies(name)
 
     def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
@@ -136,9 +136,13 @@ class CoramMerger(Merger):
         base, experts = self._engine.models.tensors(name)
         record = Record()
         record.measure(*squared_norms(base, experts))
-        assert self.config.residual is not None
+        how = self.config.residual
+        assert how is not None
         updates = Updates(base, experts, self._engine.weights, self._engine.factors, name)
-        write(out, base, merge_residual(updates, self.config.residual), 1.0, record)
+        if how in BY_ROWS:
+            write_blocks(out, base, lambda rows: merge_residual(updates.part(rows), how), 1.0, record)
+        else:
+            write(out, base, merge_residual(updates, how), 1.0, record)
         return record
 
     def _merge_target(self, name: str, out: Output | None, lam: float | None) -> Record:

@@ -261,6 +261,7 @@ def test_memory_is_that_of_chunks_unless_a_method_takes_whole_tensors():
     largest = sorted((p.numel() for p in base.parameters()), reverse=True)[: min(8, threads)]
     assert by_rows[0] == whole[0] == sum(p.nbytes for p in base.parameters())
     assert whole[1] - by_rows[1] == 2 * 4 * sum(largest)
-    residual = CoramMerger(base, experts, CoramConfig.from_line("full.ta"), progress=False).requirements()
-    assert by_rows[1] < residual[1] <= whole[1]
+    ta, ties = (CoramConfig.from_line(f"full.{residual}") for residual in ("ta", "ties"))
+    assert CoramMerger(base, experts, ta, progress=False).requirements() == by_rows
+    assert by_rows[1] < CoramMerger(base, experts, ties, progress=False).requirements()[1] <= whole[1]
     assert BaselineMerger(base, experts, "linear", progress=False).requirements() == by_rows

@@ -13,6 +13,8 @@ from coram_hf.baselines.updates import Updates
 from coram_hf.config import Residual
 
 _PATHWAYS: dict[Residual, Callable[[Updates], Tensor]] = {"ta": linear, "ties": ties, "tsvm": tsvm}
+BY_ROWS: tuple[Residual, ...] = ("ta",)
+"""What may be given some rows of a tensor at a time."""
 
 
 def merge_residual(updates: Updates, residual: Residual, scale: float | None = None) -> Tensor:

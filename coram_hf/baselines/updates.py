@@ -39,6 +39,11 @@ class Updates:
         """The same updates with rows and columns exchanged."""
         return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
+    def part(self, rows: slice) -> Updates:
+        """The same updates on some rows."""
+        base, *experts = (t.reshape(t.shape or 1)[rows] for t in (self.base, *self.experts))
+        return replace(self, base=base, experts=experts)
+
     def __len__(self) -> int:
         return len(self.experts)
 
