@@ -14,7 +14,7 @@ from coram_hf.geometry.scratch import scratch
 from coram_hf.geometry.slices import BLOCK_BYTES, Chunk, chunks, largest, load, parts
 from coram_hf.geometry.spread import spread_order
 
-GRAM_BYTES = 6 * 2**20
+GRAM_BYTES = 4 * 2**20
 """Size of the Gram matrices that are worked on at once, where slices are loaded twice."""
 
 
