@@ -34,8 +34,8 @@ class CoramMerger(Merger):
     """Merge experts that were fine-tuned from one base, by CORAM.
 
     The base and the experts are read, never changed. Memory beyond them: the result, the kept update
-    (4 bytes a target parameter, none with `keep_update=False`), and some tens of megabytes; a residual
-    pathway also needs a few times its largest tensor.
+    (4 bytes a target parameter, none with `keep_update=False`), and some tens of megabytes; the
+    residual pathways `ties` and `tsvm` also need a few times their largest tensor.
 
     Args:
         base: the model that all experts were fine-tuned from, or its folder or Hub id.

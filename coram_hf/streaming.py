@@ -20,7 +20,7 @@ from coram_hf.sinks.workspace import Workspace
 from coram_hf.threads import in_threads
 
 AHEAD = 2
-"""Units that may be read ahead; those that are merged wait to be written one at a time."""
+"""Units that may be read ahead; those that are merged wait for the journal one at a time."""
 
 SYNC_SECONDS = 5.0
 """The longest time between two entries in the journal."""
@@ -122,7 +122,7 @@ class _ReadAhead:
 
 
 class _Writer:
-    """A thread that writes finished units, and journals them once they are safely on the disk."""
+    """A thread that writes finished units, unless they are written, and journals what is on the disk."""
 
     def __init__(self, workspace: Workspace, phase: str, sink: FolderSink | None) -> None:
         self._workspace, self._phase, self._sink = workspace, phase, sink
@@ -156,10 +156,12 @@ class _Writer:
                     self._write(*item)
                 except BaseException as error:  # handed to the merging thread
                     self._error = error
+        if self._error is not None:  # the disk tells of lost pages once: what is not synced yet is done again
+            return
         try:
             self._sync()
-        except OSError as error:
-            self._error = self._error or error
+        except BaseException as error:
+            self._error = error
 
     def _write(self, unit: Unit, done: Done) -> None:
         if self._sink is not None:

@@ -19,43 +19,64 @@ DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool,
 
 
 @pytest.fixture
-def handle(tmp_path):
-    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    yield opened
-    os.close(opened)
+def file(tmp_path):
+    with (tmp_path / "file").open("w+b", buffering=0) as opened:
+        yield opened
 
 
-def written(handle, like):
-    data = bytearray(os.pread(handle, like.nbytes, OFFSET))
+def place_of(file, like):
+    return FileTensor(file, OFFSET, like.shape, like.dtype)
+
+
+def written(file, like):
+    data = bytearray(os.pread(file.fileno(), like.nbytes, OFFSET))
     return torch.frombuffer(data, dtype=torch.uint8).view(like.dtype).view(like.shape)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_in_any_order_by_ranges_and_by_number(handle, dtype):
-    values = torch.randn(11, 3, 2).to(dtype)
-    place = FileTensor(handle, OFFSET, values)
+def test_rows_in_any_order_by_ranges_and_by_number(file, dtype):
+    values = torch.randn(11, 3, 2).clamp_min(0).to(dtype)
+    place = place_of(file, values)
     place[8:11] = values[8:11]
     place[0:2] = values[0:2]
     scattered = torch.tensor([7, 2, 5, 3, 6, 4])
     place[scattered] = values[scattered]
-    assert written(handle, values).view(torch.uint8).equal(values.view(torch.uint8))
+    assert written(file, values).view(torch.uint8).equal(values.view(torch.uint8))
 
 
-def test_what_is_not_contiguous_and_what_has_no_rows(handle):
+def test_what_is_not_contiguous_and_what_has_no_rows(file):
     values = torch.arange(12.0).view(3, 4).mT
-    FileTensor(handle, OFFSET, torch.empty(4, 3))[0:4] = values
-    assert written(handle, torch.empty(4, 3)).equal(values)
+    place_of(file, values)[0:4] = values
+    assert written(file, torch.empty(4, 3)).equal(values)
     single = torch.tensor(3.5)
-    FileTensor(handle, OFFSET, single)[0:1] = single.reshape(1)
-    assert written(handle, single).equal(single)
+    place_of(file, single).view(torch.Size([1]))[0:1] = single.reshape(1)
+    assert written(file, single).equal(single)
+    before = os.fstat(file.fileno()).st_size
+    place_of(file, torch.empty(0, 3))[0:0] = torch.empty(0, 3)
+    assert os.fstat(file.fileno()).st_size == before
 
 
-def test_a_write_that_the_system_cuts_short_goes_on(handle, monkeypatch):
+@pytest.mark.parametrize("rows", [slice(3, 6), slice(-1, 1), torch.tensor([0, 4])])
+def test_nothing_is_written_beside_the_place(file, rows):
+    values = torch.ones(3, 2)
+    with pytest.raises(IndexError, match="of a tensor of 32"):
+        place_of(file, torch.empty(4, 2))[rows] = values
+    assert os.fstat(file.fileno()).st_size <= OFFSET + 32
+
+
+def test_a_closed_file_is_not_written_to(file):
+    place = place_of(file, torch.empty(2, 2))
+    file.close()
+    with pytest.raises(ValueError, match="closed"):
+        place[0:2] = torch.ones(2, 2)
+
+
+def test_a_write_that_the_system_cuts_short_goes_on(file, monkeypatch):
     values = torch.randn(5, 7)
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: pwrite(handle, data[:11], offset))
-    FileTensor(handle, OFFSET, values)[0:5] = values
-    assert written(handle, values).equal(values)
+    place_of(file, values)[0:5] = values
+    assert written(file, values).equal(values)
 
 
 def resident_pages(path):
@@ -86,10 +107,11 @@ def test_what_is_on_the_disk_leaves_the_page_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_module, "SYNC_BYTES", 2**12)
     sink = FolderSink(tmp_path, layout, layout.files(0))
     sink.write({unit[0]: model.state_dict()[unit[0]] for unit in units(skeleton)})
-    sink.sync()
-    sink.close()
     path = tmp_path / "model.safetensors"
     assert path.stat().st_size > 16 * mmap.PAGESIZE
+    assert resident_pages(path) < 8  # a sync after every page of a tensor; small ones wait
+    sink.sync()
+    sink.close()
     assert resident_pages(path) <= 1
     state = model.state_dict()
     assert all(tensor.equal(state[name]) for name, tensor in load_file(path).items())

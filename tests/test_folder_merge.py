@@ -13,6 +13,8 @@ from test_adapters import METHODS, adapted
 
 from coram_hf import CoramConfig, CoramMerger, MergeError
 from coram_hf.baseline_merger import BaselineMerger
+from coram_hf.geometry import slices
+from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.report import MergeReport
 
 WEIGHTS = ("*.safetensors", "*.index.json", "config.json", "generation_config.json")
@@ -112,6 +114,32 @@ def test_baselines_stream_too(method, tmp_path):
     merger.merge().save_pretrained(tmp_path / "saved")
     assert report.method == method
     assert_same_files(tmp_path / "streamed", tmp_path / "saved")
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic"])
+@pytest.mark.parametrize("architecture", ["Llama", "GPT-2", "Mixtral", "Qwen2.5-VL"])
+def test_rows_at_a_time_give_what_whole_tensors_give(architecture, method, tmp_path, monkeypatch):
+    base = ARCHITECTURES[architecture].build()
+    sources = saved(tmp_path, {"base": base, **experts_of(base)})
+    whole = BaselineMerger(sources[0], sources[1:], method, keep_update=True, progress=False)
+    whole.merge().save_pretrained(tmp_path / "saved")
+    monkeypatch.setattr(slices, "CHUNK_BYTES", 2**12)
+    BaselineMerger(sources[0], sources[1:], method, progress=False).merge_to(tmp_path / "streamed")
+    assert_same_tensors(tmp_path / "streamed", tmp_path / "saved")
+
+
+def test_blocks_of_rows_are_small_whatever_the_shape():
+    stack = torch.empty(4, 512, 64, device="meta")
+    rows = as_rows(stack)
+    most = max((rows[block].numel() for block in row_blocks(rows)), default=0)
+    assert rows.shape == (2048, 64)
+    assert most <= slices.CHUNK_BYTES // 12 // 8
+    assert [tuple(as_rows(torch.empty(shape)).shape) for shape in ((), (3,), (0, 2), (0, 3, 0))] == [
+        (1,),
+        (3,),
+        (0, 2),
+        (0, 0),
+    ]
 
 
 def test_loaded_models_and_adapters_stream_too(tmp_path):

@@ -18,10 +18,11 @@ from resumable import run
 from test_folder_merge import WEIGHTS, assert_same_tensors
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramMerger, MergeError, streaming
 from coram_hf.folder_merge import FolderMerge
 from coram_hf.processes import Processes
 from coram_hf.report import MergeReport
+from coram_hf.sinks import folder as folder_module
 from coram_hf.sinks.folder import FolderSink
 from coram_hf.sinks.workspace import Workspace
 
@@ -114,6 +115,28 @@ def test_a_full_disk_leaves_a_merge_that_goes_on(suite, monkeypatch):
     assert not (suite / "full").exists()
     run(suite, "full")
     assert contents(suite / "full") == contents(suite / "whole")
+
+
+def test_what_the_disk_has_lost_is_merged_again(suite, monkeypatch):
+    """The system tells of lost pages once: the next fsync succeeds, and the pages are not there."""
+    flush, failed = folder_module._flush, []
+
+    def losing(file):
+        if not failed:
+            failed.append(file.name)
+            header = 8 + int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+            os.pwrite(file.fileno(), bytes(os.fstat(file.fileno()).st_size - header), header)
+            raise OSError(errno.EIO, "Input/output error")
+        flush(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module, "_flush", losing)
+        patch.setattr(streaming, "SYNC_BYTES", 1)
+        with pytest.raises(MergeError, match=r"Input/output error.*run the same command again"):
+            run(suite, "lost")
+    assert failed
+    run(suite, "lost")
+    assert contents(suite / "lost") == contents(suite / "whole")
 
 
 def test_room_is_set_aside_before_anything_is_merged(suite, monkeypatch):

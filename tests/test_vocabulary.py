@@ -119,9 +119,12 @@ def test_union_adds_every_new_token_as_the_mean_of_those_that_have_it(tmp_path, 
         progress=False,
     )
     result = merger.merge()
-    result.save_pretrained(tmp_path)
-    merged = AutoTokenizer.from_pretrained(tmp_path)
-    model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    result.save_pretrained(tmp_path / "saved")
+    merger.merge_to(tmp_path / "streamed")
+    weights = [(tmp_path / way / "model.safetensors").read_bytes() for way in ("saved", "streamed")]
+    assert weights[0] == weights[1]
+    merged = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert len(merged) == 46 + 4 == model.config.vocab_size
     assert model.get_input_embeddings().weight.shape[0] == 50

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coram_hf.geometry.merge import update_dtype
 from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import row_blocks
+from coram_hf.geometry.slices import as_rows, row_blocks
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Updates:
         return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
     def part(self, rows: slice) -> Updates:
-        """The same updates on some rows."""
-        base, *experts = (t.reshape(t.shape or 1)[rows] for t in (self.base, *self.experts))
+        """The same updates on some rows, as `as_rows` counts them."""
+        base, *experts = (as_rows(t)[rows] for t in (self.base, *self.experts))
         return replace(self, base=base, experts=experts)
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Updates:
         return update if self.factors[i] == 1 else update.mul_(self.factors[i])
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        """All tau_i, a block of rows at a time, in memory that the next block overwrites."""
+        """All tau_i, a block of rows at a time, in memory that this thread's next block overwrites."""
         for rows in row_blocks(self.base):
             base = self._loaded("base", self.base, rows)
             taus = [self._loaded(f"tau {i}", t, rows).sub_(base) for i, t in enumerate(self.experts)]

@@ -12,7 +12,7 @@ from coram_hf.config import CoramConfig
 from coram_hf.geometry.kernel import SliceStats, gram_squares, merge_slices, slice_merge
 from coram_hf.geometry.products import gram_of
 from coram_hf.geometry.rows import SliceRows, update_squares
-from coram_hf.geometry.slices import row_blocks
+from coram_hf.geometry.slices import as_rows, row_blocks
 
 GRAM_SQUARES = 1e-6
 """|W_i - W_0|^2 / |W_0|^2 above which the Gram matrix gives the norm of an update to 1e-9 or better."""
@@ -132,5 +132,6 @@ def check_tensors(base: Tensor, experts: Sequence[Tensor]) -> None:
             raise ValueError(
                 f"{who} must have the base's shape {tuple(base.shape)}, found {tuple(tensor.shape)}"
             )
-        if not all(tensor.reshape(tensor.shape or 1)[rows].isfinite().all() for rows in row_blocks(tensor)):
+        values = as_rows(tensor)
+        if not all(values[rows].isfinite().all() for rows in row_blocks(values)):
             raise ValueError(f"{who} holds NaN or infinite values")

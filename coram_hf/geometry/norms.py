@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import row_blocks
+from coram_hf.geometry.slices import as_rows, row_blocks
 
 
 def squared_norm(tensor: Tensor) -> float:
@@ -18,7 +18,7 @@ def squared_norm(tensor: Tensor) -> float:
 
 def squared_norms(base: Tensor, experts: Sequence[Tensor]) -> tuple[float, list[float]]:
     """|W_0|^2 and |W_i - W_0|^2 of every expert, for tensors of any shape."""
-    origin, *others = (t.detach().reshape(t.shape or 1) for t in (base, *experts))
+    origin, *others = (as_rows(t.detach()) for t in (base, *experts))
     totals = [0.0] * (1 + len(experts))
     for rows in row_blocks(origin):
         block = _double("base", origin[rows])

@@ -37,6 +37,13 @@ def parts(chunk: Chunk, slice_bytes: int, budget: int) -> Iterator[Chunk]:
         yield Chunk(start, min(start + step, chunk.stop), chunk.height)
 
 
+def as_rows(tensor: Tensor) -> Tensor:
+    """A tensor of any shape in one or two dimensions; what has more is taken for rows of its last one."""
+    if tensor.ndim == 0:
+        return tensor.reshape(1)
+    return tensor.flatten(0, -2) if tensor.ndim > 2 else tensor
+
+
 def row_blocks(tensor: Tensor) -> Iterator[slice]:
     """Ranges of the first dimension whose float64 copies stay within a chunk, for tensors of any shape."""
     rows = tensor.shape[0] if tensor.ndim else 1

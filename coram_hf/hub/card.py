@@ -74,7 +74,7 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
 def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
     """Write report, figure and card beside the weights of a merge, whose hashes go into the report."""
     with ThreadPoolExecutor(1) as pool:
-        hashes = pool.submit(file_hashes, folder)
+        hashes = pool.submit(file_hashes, folder, keep_cached=False)
         draw_updates(report, folder)
         complete = replace(report, files=hashes.result())
     edited = edited_card(folder / "README.md", folder)

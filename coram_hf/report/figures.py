@@ -34,9 +34,6 @@ PAPER_KAPPA = {
 LABEL = 40
 """Characters of a name beside a bar."""
 
-TICKS = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
-"""Values of D on its axis: plain numbers, which are drawn faster than powers of ten."""
-
 
 def preload() -> None:
     """Import matplotlib, which takes longer than drawing, beside other work."""
@@ -71,10 +68,11 @@ def draw_sizes(axes: Any, relative_updates: Mapping[str, float]) -> None:
 
 
 def _draw_dispersion(axes: Any, report: MergeReport) -> None:
-    ends = [D for D in (report.dispersion, *PAPER_BASES.values()) if math.isfinite(D)]
-    ticks = [tick for tick in TICKS if tick <= 2 * max(ends)]
+    largest = max(D for D in (report.dispersion, *PAPER_BASES.values()) if math.isfinite(D))
+    ticks = [digit * 10**power for power in range(math.ceil(math.log10(largest))) for digit in (1, 2, 5)]
+    ticks = ticks if largest < 1000 else ticks[::3]
     axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.axvspan(3.5, 16, color="#eeeeee", label="no base of the paper")
     axes.plot(list(PAPER_BASES.values()), [0] * len(PAPER_BASES), "o", color="#bbbbbb")

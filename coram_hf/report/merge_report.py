@@ -8,6 +8,7 @@ import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,20 +159,21 @@ class MergeReport(Shown):
         )
 
 
-def file_hashes(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of every weight file of a folder."""
+def file_hashes(folder: Path, *, keep_cached: bool = True) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of every weight file of a folder, which may stay in the page cache or not."""
     paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     with ThreadPoolExecutor() as pool:
-        hashes = list(pool.map(_sha256, paths))
+        hashes = list(pool.map(partial(_sha256, keep_cached=keep_cached), paths))
     return {p.name: {"size": p.stat().st_size, "sha256": h} for p, h in zip(paths, hashes, strict=True)}
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, keep_cached: bool) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(2**22):
             digest.update(block)
-            forget(file.fileno(), 0, file.tell())
+            if not keep_cached:
+                forget(file.fileno(), 0, file.tell())
     return digest.hexdigest()
 
 

@@ -8,26 +8,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from coram_hf.errors import MergeError
 from coram_hf.geometry import update_dtype
 from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import row_blocks
+from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.record import Record
 from coram_hf.sinks.file_tensor import Output
 
 
 def write(out: Output, base: Tensor, update: Tensor, coefficient: float, record: Record) -> None:
     """Fill a tensor of any shape with W_0 + coefficient * update."""
-    write_blocks(out, base, update.reshape(update.shape or 1).__getitem__, coefficient, record)
+    write_blocks(out, base, as_rows(update).__getitem__, coefficient, record)
 
 
 def write_blocks(
     out: Output, base: Tensor, update: Callable[[slice], Tensor], coefficient: float, record: Record
 ) -> None:
     """The same with an update that is made when it is asked for, some rows at a time."""
-    origin = base.reshape(base.shape or 1)
-    flat = out.reshape(origin.shape) if isinstance(out, Tensor) else out
+    if out.shape != base.shape:
+        raise MergeError(f"{tuple(base.shape)} does not fit in a place for {tuple(out.shape)}")
+    origin = as_rows(base)
+    place = out.view(origin.shape)
     for rows in row_blocks(origin):
-        write_rows(flat, origin, rows, update(rows), coefficient, record)
+        write_rows(place, origin, rows, update(rows), coefficient, record)
 
 
 def write_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 from typing import TypeAlias
 
 import torch
@@ -12,13 +13,18 @@ from torch import Tensor
 class FileTensor:
     """Rows are written by `place[rows] = values`; nothing is read."""
 
-    def __init__(self, handle: int, offset: int, like: Tensor) -> None:
-        self._handle, self._offset = handle, offset
-        self.shape, self.dtype, self.nbytes = like.shape, like.dtype, like.nbytes
+    def __init__(self, file: FileIO, offset: int, shape: torch.Size, dtype: torch.dtype) -> None:
+        self._file, self._offset = file, offset
+        self.shape, self.dtype = shape, dtype
+        self.nbytes = shape.numel() * dtype.itemsize
+
+    def view(self, shape: torch.Size) -> FileTensor:
+        """The same place in another shape."""
+        return FileTensor(self._file, self._offset, shape, self.dtype)
 
     def __setitem__(self, rows: slice | Tensor, values: Tensor) -> None:
-        data = values.detach().contiguous().flatten().view(torch.uint8).numpy().data
-        row_bytes = self.nbytes // max(1, self.shape[0] if self.shape else 1)
+        data = values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        row_bytes = self.nbytes // max(1, self.shape[0])
         if isinstance(rows, slice):
             self._write(data, (rows.start or 0) * row_bytes)
             return
@@ -26,9 +32,17 @@ class FileTensor:
             self._write(data[i * row_bytes : (i + 1) * row_bytes], row * row_bytes)
 
     def _write(self, data: memoryview, offset: int) -> None:
-        while data:
-            written = os.pwrite(self._handle, data, self._offset + offset)
-            data, offset = data[written:], offset + written
+        if offset < 0 or offset + len(data) > self.nbytes:
+            raise IndexError(f"{len(data)} bytes at {offset} of a tensor of {self.nbytes}")
+        write_at(self._file, data, self._offset + offset)
+
+
+def write_at(file: FileIO, data: bytes | memoryview, offset: int) -> None:
+    """Write all of the data at a place in a file."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(file.fileno(), rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 Output: TypeAlias = Tensor | FileTensor

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,8 +21,10 @@ from transformers.core_model_loading import WeightConverter, apply_converters, r
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import MergeError
+from coram_hf.geometry.slices import as_rows
 from coram_hf.pages import forget
-from coram_hf.sinks.file_tensor import FileTensor, Output
+from coram_hf.sinks.file_tensor import FileTensor, Output, write_at
+from coram_hf.sinks.workspace import sync_path
 
 DTYPES = {
     torch.float64: "F64",
@@ -42,7 +45,7 @@ ZEROS = 2**20
 """Bytes that are written at once where the file system cannot set them aside."""
 
 SYNC_BYTES = 64 * 2**20
-"""How much is written before waiting for the disk."""
+"""How much is copied, or merged and written, before waiting for the disk."""
 
 Unit = tuple[str, ...]
 """Parameters that go to disk together: mostly one, several where the disk has them in one tensor."""
@@ -192,17 +195,18 @@ def units(skeleton: PreTrainedModel) -> list[Unit]:
 class FolderSink:
     """The files of one process: made at full length, then filled in any order.
 
-    What is written leaves the page cache as soon as it is on the disk.
+    What was written by rows leaves the page cache once it is on the disk.
     """
 
     def __init__(self, folder: Path, layout: Layout, files: Iterable[str]) -> None:
         self._layout = layout
-        self._handles: dict[str, int] = {}
+        self._files: dict[str, FileIO] = {}
         self._mapped: dict[str, Tensor] = {}
-        for file in files:
-            self._handles[file] = handle = os.open(folder / file, os.O_RDWR | os.O_CREAT, 0o644)
-            _reserve(handle, layout.sizes[file])
-            os.pwrite(handle, layout.headers[file], 0)
+        for name in files:
+            self._files[name] = file = FileIO(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+            _reserve(file, layout.sizes[name])
+            write_at(file, layout.headers[name], 0)
+        sync_path(folder)
 
     def rows(self, parameter: str) -> Output:
         """Where to write a parameter row by row: its place in its file, if it has the same form there."""
@@ -225,20 +229,18 @@ class FolderSink:
                     f"{file}, {like.dtype} {tuple(like.shape)}"
                 )
             if isinstance(tensor, Tensor) and not self._is_mapped(file, tensor):
-                self._copy(tensor, self._place(name))
+                self._copy(tensor, name)
             written += tensor.nbytes
         return written
 
     def sync(self) -> None:
         """Wait until all that was written is on the disk."""
-        for handle in self._handles.values():
-            os.fsync(handle)
-            forget(handle)
+        for file in self._files.values():
+            _flush(file)
 
     def close(self) -> None:
-        for handle in self._handles.values():
-            os.close(handle)
-        self._handles.clear()
+        for file in self._files.values():
+            file.close()
         self._mapped.clear()
 
     def _on_disk(self, tensors: Mapping[str, Output]) -> dict[str, Output]:
@@ -246,23 +248,24 @@ class FolderSink:
         made = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
         return {**placed, **self._layout.to_disk(made)}
 
-    def _copy(self, tensor: Tensor, place: FileTensor) -> None:
-        """Write a tensor some rows at a time, with no more than a few of them in the page cache."""
-        values = tensor.reshape(tensor.shape or 1)
+    def _copy(self, tensor: Tensor, disk: str) -> None:
+        """Write a tensor some rows at a time, and wait for the disk in between."""
+        values = as_rows(tensor)
+        place = self._place(disk).view(values.shape)
         step = max(1, len(values) * SYNC_BYTES // max(1, values.nbytes))
         for start in range(0, len(values), step):
             place[start : start + step] = values[start : start + step]
             if values.nbytes > SYNC_BYTES:
-                self.sync()
+                _flush(self._files[self._layout.places[disk].file])
 
     def _place(self, disk: str) -> FileTensor:
         file, offset, like = self._layout.places[disk]
-        return FileTensor(self._handles[file], offset, like)
+        return FileTensor(self._files[file], offset, like.shape, like.dtype)
 
     def _map(self, disk: str) -> Tensor:
         file, offset, like = self._layout.places[disk]
         if file not in self._mapped:
-            content = mmap.mmap(self._handles[file], self._layout.sizes[file])
+            content = mmap.mmap(self._files[file].fileno(), self._layout.sizes[file])
             self._mapped.setdefault(file, torch.frombuffer(content, dtype=torch.uint8))
         return self._mapped[file][offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
@@ -279,15 +282,21 @@ def write_index(folder: Path, layout: Layout) -> None:
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
 
 
-def _reserve(handle: int, size: int) -> None:
+def _flush(file: FileIO) -> None:
+    """Wait until a file is on the disk, and let go of its pages."""
+    os.fsync(file.fileno())
+    forget(file.fileno())
+
+
+def _reserve(file: FileIO, size: int) -> None:
     """Have the disk set the file's bytes aside: a write to a map cannot say that there is no room left."""
-    present = os.fstat(handle).st_size
+    present = os.fstat(file.fileno()).st_size
     if present > size:
-        os.ftruncate(handle, size)
+        file.truncate(size)
     try:
-        os.posix_fallocate(handle, 0, size)
+        os.posix_fallocate(file.fileno(), 0, size)
     except (AttributeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         for start in range(present, size, ZEROS):
-            os.pwrite(handle, bytes(min(ZEROS, size - start)), start)
+            write_at(file, bytes(min(ZEROS, size - start)), start)

@@ -128,13 +128,13 @@ class Workspace:
             raise FileExistsError(f"{self.target} has come into being meanwhile; move it away")
         for path in self.files.rglob("*"):
             if path.is_file():
-                _sync(path)
-        _sync(self.files)
+                sync_path(path)
+        sync_path(self.files)
         if self.target.exists():
             shutil.rmtree(self._replaced, ignore_errors=True)
             os.replace(self.target, self._replaced)
         os.replace(self.files, self.target)
-        _sync(self.target.parent)
+        sync_path(self.target.parent)
         self.clean()
 
     @property
@@ -182,12 +182,13 @@ def _text(state: Mapping[str, Any]) -> str:
 def _write_synced(path: Path, text: str) -> None:
     partial = path.with_suffix(".new")
     partial.write_text(text, encoding="utf-8")
-    _sync(partial)
+    sync_path(partial)
     os.replace(partial, path)
-    _sync(path.parent)
+    sync_path(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
 """How the cost of a merge grows with parameters, experts and slice height.
 
-    python examples/benchmarks/scaling.py [--sizes 50M 0.1B] [--experts 2 3 5 8 10] [--heights 8 16 32]
+    python examples/benchmarks/scaling.py [--sizes 50M 0.1B 1B] [--experts 2 3 5 8 10] [--heights 8 16 32]
 
 Every point is a merge from files to files in a process of its own, measured in processor seconds, which other
 programs disturb least. The exponents are those of the best fits cost = c * x^p, printed and drawn.
@@ -50,7 +50,7 @@ def draw(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sizes", nargs="+", default=["50M", "0.1B", "0.3B"], choices=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", default=["50M", "0.1B", "0.3B", "1B"], choices=list(SIZES))
     parser.add_argument("--experts", nargs="+", type=int, default=[2, 3, 5, 8, 10])
     parser.add_argument("--heights", nargs="+", type=int, default=[8, 16, 32, 64])
     parser.add_argument("--figure", type=Path, default=Path("scaling.png"))
