@@ -45,11 +45,11 @@ style: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python examples/benchmarks/kernel.py --repeats 1
+	$(BIN)/python examples/benchmarks/kernel.py --repeats 2
 	$(BIN)/python examples/benchmarks/baselines.py --hidden 256
 	$(BIN)/python examples/benchmarks/streaming.py --sizes 0.1B
 	$(BIN)/python examples/benchmarks/end_to_end.py --size 0.1B --repeats 1
-	$(BIN)/python examples/benchmarks/report.py --sizes 50M
+	$(BIN)/python examples/benchmarks/report.py --sizes 50M --rounds 2
 
 cards: setup
 	$(BIN)/python examples/model_cards.py
