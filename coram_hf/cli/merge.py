@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from coram_hf.cli.shared import read_given, with_shared_options
@@ -39,12 +41,14 @@ def merge(
     """
     merger = read_given(given).merger()
     if dry_run:
+        opening = time.time() - psutil.Process().create_time()
         merger.check(output, overwrite=overwrite)
         disk, memory = merger.requirements(max_shard_size)
         print(merger.inspect())
         print(f"  disk: {disk / 2**30:.2f} GB for {output}")
         print(f"  memory: about {memory / 2**30:.2f} GB")
-        print(f"  time: about {duration(merger.forecast(output).seconds)}")
+        forecast = merger.forecast(output)._replace(opening=opening)
+        print(f"  time: about {duration(forecast.seconds)}, with the start of the program")
         return
     try:
         report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
