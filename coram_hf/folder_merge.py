@@ -207,7 +207,7 @@ class FolderMerge:
         """Where a parameter goes: targets that are stored by input, or in stacks, are not written by rows."""
         target = self._engine.targets.get(self._first.get(name, name))
         by_rows = target is None or (not target.transposed and self._state_dict[name].ndim == 2)
-        return sink.rows(name) if by_rows else sink.tensor(name)
+        return sink.output(name, by_rows=by_rows)
 
     def _merge_unit(
         self, place: Callable[[str], Output], lam: float | None, merges: Merges, merge: Merge, unit: Unit

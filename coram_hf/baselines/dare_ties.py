@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coram_hf.baselines.ties import Combine, Sign, elect, magnitude_cut
 from coram_hf.baselines.updates import Updates
+from coram_hf.geometry.slices import as_rows
 
 
 def dare_ties(
@@ -46,5 +47,5 @@ def survival_mask(updates: Updates, i: int, drop: float, seed: int) -> Tensor:
     """Where entries of tau_i survive: a uniform draw >= drop, seeded by sha256 of "seed/name/i"."""
     digest = hashlib.sha256(f"{seed}/{updates.name}/{i}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
-    draw = torch.rand(updates.base.shape or 1, generator=generator)
+    draw = as_rows(torch.rand(updates.base.shape, generator=generator))
     return (draw >= drop).to(updates.base.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from coram_hf.baselines.updates import Updates
+from coram_hf.geometry.slices import as_rows
 
 
 def linear(updates: Updates, *, normalize: bool = True) -> Tensor:
@@ -17,7 +18,7 @@ def linear(updates: Updates, *, normalize: bool = True) -> Tensor:
     for rows, taus in updates.blocks():
         total = sum_weighted(taus, updates.weights)
         if excess:
-            total.add_(updates.base.reshape(out.shape)[rows].to(total.dtype), alpha=excess)
+            total.add_(as_rows(updates.base)[rows].to(total.dtype), alpha=excess)
         out[rows] = total
     return updates.shaped(out)
 

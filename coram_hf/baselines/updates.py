@@ -40,7 +40,7 @@ class Updates:
         return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
     def part(self, rows: slice) -> Updates:
-        """The same updates on some rows, as `as_rows` counts them."""
+        """The same updates on some rows of `as_rows`."""
         base, *experts = (as_rows(t)[rows] for t in (self.base, *self.experts))
         return replace(self, base=base, experts=experts)
 
@@ -52,8 +52,8 @@ class Updates:
         return update_dtype(self.base)
 
     def tau(self, i: int, rows: slice = slice(None)) -> Tensor:
-        """f_i (W_i - W_0), or some of its rows."""
-        base, expert = (t.reshape(t.shape or 1)[rows] for t in (self.base, self.experts[i]))
+        """f_i (W_i - W_0) in the shape of `as_rows`, or some of its rows."""
+        base, expert = (as_rows(t)[rows] for t in (self.base, self.experts[i]))
         update = expert.to(base.device, self.dtype) - base.to(self.dtype)
         return update if self.factors[i] == 1 else update.mul_(self.factors[i])
 
@@ -65,12 +65,12 @@ class Updates:
             yield rows, [t if f == 1 else t.mul_(f) for t, f in zip(taus, self.factors, strict=True)]
 
     def _loaded(self, use: str, tensor: Tensor, rows: slice) -> Tensor:
-        some = tensor.reshape(tensor.shape or 1)[rows]
+        some = as_rows(tensor)[rows]
         return scratch(use, some.numel(), self.dtype, self.base.device).view(some.shape).copy_(some)
 
     def empty(self) -> Tensor:
-        """A new tensor for the merged update, at least 1-D; `shaped` gives it the tensor's own shape."""
-        return self.base.new_empty(self.base.shape or 1, dtype=self.dtype)
+        """A new tensor for the merged update, as rows; `shaped` gives it the tensor's own shape."""
+        return self.base.new_empty(as_rows(self.base).shape, dtype=self.dtype)
 
     def shaped(self, update: Tensor) -> Tensor:
         return update.reshape(self.base.shape)

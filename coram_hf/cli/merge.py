@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 
 from coram_hf.cli.shared import read_given, with_shared_options
@@ -41,6 +40,8 @@ def merge(
     """
     merger = read_given(given).merger()
     if dry_run:
+        import psutil
+
         opening = time.time() - psutil.Process().create_time()
         merger.check(output, overwrite=overwrite)
         disk, memory = merger.requirements(max_shard_size)

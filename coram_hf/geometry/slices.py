@@ -45,8 +45,8 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def row_blocks(tensor: Tensor) -> Iterator[slice]:
-    """Ranges of the first dimension whose float64 copies stay within a chunk, for tensors of any shape."""
-    rows = tensor.shape[0] if tensor.ndim else 1
+    """Ranges of `as_rows(tensor)` whose float64 copies stay within a chunk."""
+    rows = len(as_rows(tensor))
     row_bytes = 8 * tensor.numel() // max(1, rows)
     step = max(1, CHUNK_BYTES // 12 // max(1, row_bytes))
     for start in range(0, rows, step):

@@ -208,15 +208,15 @@ class FolderSink:
             write_at(file, layout.headers[name], 0)
         sync_path(folder)
 
-    def rows(self, parameter: str) -> Output:
-        """Where to write a parameter row by row: its place in its file, if it has the same form there."""
-        disk = self._layout.renamed.get(parameter)
-        return self._layout.empty(parameter) if disk is None else self._place(disk)
+    def output(self, parameter: str, *, by_rows: bool) -> Output:
+        """Where a parameter goes: its place in its file, or new memory where it has another form there.
 
-    def tensor(self, parameter: str) -> Tensor:
-        """The same for a parameter that is written in another order: a memory map of its place."""
+        What is not written by rows gets a memory map of its place.
+        """
         disk = self._layout.renamed.get(parameter)
-        return self._layout.empty(parameter) if disk is None else self._map(disk)
+        if disk is None:
+            return self._layout.empty(parameter)
+        return self._place(disk) if by_rows else self._map(disk)
 
     def write(self, tensors: Mapping[str, Output]) -> int:
         """Put whole parameters in their places, unless they are there; returns how many bytes they take."""
