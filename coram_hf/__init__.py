@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coram_hf.config import CoramConfig
-    from coram_hf.errors import MergeError
+    from coram_hf.errors import CoramError
     from coram_hf.evaluation.compare import compare_methods
     from coram_hf.evaluation.folder import evaluate_folder
     from coram_hf.evaluation.sweep import run_sweep
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CoramConfig",
+    "CoramError",
     "CoramMerger",
-    "MergeError",
     "MergePlan",
     "MergeReport",
     "MergeResult",
@@ -33,6 +33,7 @@ __all__ = [
 _HOME = {
     "CoramConfig": "coram_hf.config",
     "CoramMerger": "coram_hf.merger",
+    "CoramError": "coram_hf.errors",
     "MergeError": "coram_hf.errors",
     "MergePlan": "coram_hf.report",
     "MergeReport": "coram_hf.report",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from coram_hf.config import Balance, CoramConfig
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
 
 KAPPA_LOW_DISPERSION = 1.15
 KAPPA_HIGH_DISPERSION = 0.5
@@ -29,7 +29,7 @@ class UpdateNorms:
     def relative(self) -> dict[str, float]:
         """r_i = |dW_i| / |W_0|."""
         if self.base == 0:
-            raise MergeError("the base's target matrices are all zero: relative updates are undefined")
+            raise CoramError("the base's target matrices are all zero: relative updates are undefined")
         return {name: math.sqrt(square / self.base) for name, square in self.updates.items()}
 
 
@@ -112,7 +112,7 @@ def contraction(update_norms: Sequence[float], merged_norm: float) -> float | No
 def require_coefficient(amplitude: Amplitude, config: CoramConfig) -> None:
     """Refuse to merge where the kappa rule has no answer and the caller gave none."""
     if config.lam is None and amplitude.kappa is None:
-        raise MergeError(f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= or lam=")
+        raise CoramError(f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= or lam=")
 
 
 def _unchanged(relative: Mapping[str, float]) -> str:

@@ -14,13 +14,13 @@ from huggingface_hub import ModelCardData
 
 from coram_hf.config import check_names
 from coram_hf.engine import Engine
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
+from coram_hf.execution.forecast import Forecast
 from coram_hf.folder_merge import FolderMerge, shard_size
-from coram_hf.forecast import Forecast
 from coram_hf.hub import push_folder, write_card
-from coram_hf.record import Record
+from coram_hf.methods.record import Record
+from coram_hf.outputs.file_tensor import Output
 from coram_hf.report import MergePlan, MergeReport
-from coram_hf.sinks.file_tensor import Output
 
 PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
@@ -84,7 +84,7 @@ class Merger(ABC):
             logger.warning("stopped; %s", job.keep())
             raise
         except OSError as error:
-            raise MergeError(f"{error}; {job.keep()}") from error
+            raise CoramError(f"{error}; {job.keep()}") from error
         except ValueError:
             job.discard()
             raise

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from coram_hf.base_merger import Merger
 from coram_hf.baselines import method_weights
-from coram_hf.baselines.registry import find_method
-from coram_hf.baselines.ties import global_cuts
-from coram_hf.baselines.updates import Updates
 from coram_hf.config import Balance, CoramConfig, check_names
 from coram_hf.engine import Engine
 from coram_hf.folder_merge import FolderMerge
 from coram_hf.geometry import squared_norm, squared_norms
-from coram_hf.options import MergeOptions
-from coram_hf.record import Record
+from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.options import MergeOptions
+from coram_hf.methods.record import Record
+from coram_hf.methods.registry import find_method
+from coram_hf.methods.ties import global_cuts
+from coram_hf.methods.updates import Updates
+from coram_hf.outputs.assembly import write, write_blocks
+from coram_hf.outputs.file_tensor import Output
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
-from coram_hf.sinks.assembly import write, write_blocks
-from coram_hf.sinks.file_tensor import Output
-from coram_hf.sources import Expert, Experts
 
 
 class BaselineMerger(Merger):
@@ -31,8 +31,8 @@ class BaselineMerger(Merger):
 
     def __init__(
         self,
-        base: Expert,
-        experts: Experts,
+        base: ModelSource,
+        experts: ModelSources,
         method: str,
         *,
         weights: Sequence[float] | None = None,

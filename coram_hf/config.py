@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from coram_hf.errors import CoramError
+
 if TYPE_CHECKING:
     import torch
 
@@ -76,7 +78,7 @@ class CoramConfig:
         for name, (choices, optional) in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices, optional)
         if not isinstance(self.slice_height, Integral) or self.slice_height is True or self.slice_height < 1:
-            raise ValueError(f"slice_height must be a positive integer, found {self.slice_height!r}")
+            raise CoramError(f"slice_height must be a positive integer, found {self.slice_height!r}")
         if self.kappa is not None:
             check_number("kappa", self.kappa, above=0.0)
         if self.lam is not None:
@@ -97,7 +99,7 @@ class CoramConfig:
     def from_report(cls, report: MergeReport) -> CoramConfig:
         """The config of a merge by its report, so that it can be repeated."""
         if report.method != "coram":
-            raise ValueError(f"the merge was made by {report.method}, which has no CoramConfig")
+            raise CoramError(f"the merge was made by {report.method}, which has no CoramConfig")
         return cls.from_dict(report.config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class CoramConfig:
         """A config from the paper's name for it, e.g. `SS(ca+ave,variance).ties` or `full (h=16)`."""
         match = _LINE.fullmatch(line.strip()) if isinstance(line, str) else None
         if match is None:
-            raise ValueError(f"cannot read the line {line!r}; {_GRAMMAR}")
+            raise CoramError(f"cannot read the line {line!r}; {_GRAMMAR}")
         branch, conflict = _read_core(match["spread_core"] or match["core"], line)
         stated = {"branch": branch, "conflict": conflict}
         for name, value in (("spread", match["mode"]), ("residual", match["residual"])):
@@ -119,7 +121,7 @@ class CoramConfig:
         height = {"slice_height": int(match["height"])} if match["height"] else {}
         repeated = (stated.keys() | height.keys()) & options.keys()
         if repeated:
-            raise ValueError(f"{', '.join(sorted(repeated))}: already given by the line {line!r}")
+            raise CoramError(f"{', '.join(sorted(repeated))}: already given by the line {line!r}")
         return cls.from_dict({**stated, **height, **options})
 
     @property
@@ -162,7 +164,7 @@ def check_names(given: Iterable[str], valid: Sequence[str], what: str) -> None:
         if name not in valid:
             near = difflib.get_close_matches(str(name), valid, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown {what} {name!r}; {hint}valid: {', '.join(valid)}")
+            raise CoramError(f"unknown {what} {name!r}; {hint}valid: {', '.join(valid)}")
 
 
 def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple[float, ...]:
@@ -171,7 +173,7 @@ def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple
         return (1 / n_experts,) * n_experts
     numbers = check_weights(weights)
     if len(numbers) != n_experts:
-        raise ValueError(f"weights: found {len(numbers)} for {n_experts} experts; give one an expert")
+        raise CoramError(f"weights: found {len(numbers)} for {n_experts} experts; give one an expert")
     total = math.fsum(numbers)
     return tuple(w / total for w in numbers)
 
@@ -180,21 +182,21 @@ def check_number(name: str, value: object, above: float = -math.inf) -> None:
     """Raise unless the value is a finite number above a bound."""
     if isinstance(value, bool) or not isinstance(value, Real) or not above < float(value) < math.inf:
         expected = "a finite number" + (f" above {above:g}" if above > -math.inf else "")
-        raise ValueError(f"{name} must be {expected}, found {value!r}")
+        raise CoramError(f"{name} must be {expected}, found {value!r}")
 
 
 def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
     """Expert weights as floats: finite, not negative, not all zero."""
     if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
-        raise ValueError(f"weights must be a list of numbers in expert order, found {weights!r}")
+        raise CoramError(f"weights must be a list of numbers in expert order, found {weights!r}")
     given = tuple(weights)
     for weight in given:
         check_number("weights", weight)
         if weight < 0:
-            raise ValueError(f"weights must not be negative, found {weight!r}")
+            raise CoramError(f"weights must not be negative, found {weight!r}")
     numbers = tuple(float(weight) for weight in given)
     if not math.fsum(numbers) > 0:
-        raise ValueError(f"weights must not all be zero, found {numbers!r}")
+        raise CoramError(f"weights must not all be zero, found {numbers!r}")
     return numbers
 
 
@@ -216,7 +218,7 @@ def _read_core(core: str, line: str) -> tuple[str, str | None]:
     if core in get_args(Branch):
         return core, None
     if branch not in get_args(Branch) or conflict not in get_args(Conflict):
-        raise ValueError(f"unknown X {core!r} in the line {line!r}; {_GRAMMAR}")
+        raise CoramError(f"unknown X {core!r} in the line {line!r}; {_GRAMMAR}")
     return branch, conflict
 
 
@@ -224,17 +226,17 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...], optional: 
     if value in choices or (optional and value is None):
         return
     valid = ", ".join(map(repr, choices)) + (", None" if optional else "")
-    raise ValueError(f"{name}: unknown value {value!r}; valid: {valid}")
+    raise CoramError(f"{name}: unknown value {value!r}; valid: {valid}")
 
 
 def _check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
     patterns = (targets,) if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
     if not patterns or not all(isinstance(p, str) and p for p in patterns):
-        raise ValueError(f"target_modules must be a regex or a list of names, found {targets!r}")
+        raise CoramError(f"target_modules must be a regex or a list of names, found {targets!r}")
     if not isinstance(targets, str):
         return patterns
     try:
         re.compile(targets)
     except re.error as error:
-        raise ValueError(f"target_modules: {targets!r} is not a regular expression: {error}") from None
+        raise CoramError(f"target_modules: {targets!r} is not a regular expression: {error}") from None
     return targets

@@ -15,22 +15,23 @@ from transformers import PreTrainedModel
 
 from coram_hf.amplitude import Amplitude, UpdateNorms, contraction, measure_amplitude
 from coram_hf.config import CoramConfig
+from coram_hf.errors import CoramError
+from coram_hf.execution.processes import Processes, compute_device
+from coram_hf.execution.survey import Survey, measure
+from coram_hf.execution.threads import in_threads, thread_count
 from coram_hf.geometry import update_dtype
-from coram_hf.options import MergeOptions, check_options, output_dtype
-from coram_hf.processes import Processes, compute_device
-from coram_hf.record import Record, total
+from coram_hf.inputs import ModelSource, ModelSources, open_models
+from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
+from coram_hf.inputs.parent_card import provenance
+from coram_hf.inputs.targets import find_targets
+from coram_hf.methods.record import Record, total
+from coram_hf.outputs import ModelSink, without_data
+from coram_hf.outputs.assembly import rounding_loss
+from coram_hf.outputs.file_tensor import Output
+from coram_hf.outputs.memory import with_format
 from coram_hf.report import MergePlan, MergeReport, library_versions
 from coram_hf.report.retention import Retained
 from coram_hf.result import Origin
-from coram_hf.sinks import ModelSink, without_data
-from coram_hf.sinks.assembly import rounding_loss
-from coram_hf.sinks.file_tensor import Output
-from coram_hf.sinks.memory import with_format
-from coram_hf.sources import Expert, Experts, open_models
-from coram_hf.sources.parent_card import provenance
-from coram_hf.survey import Survey, measure
-from coram_hf.targets import find_targets
-from coram_hf.threads import in_threads, thread_count
 
 logger = logging.getLogger("coram_hf")
 
@@ -49,8 +50,8 @@ class Engine:
 
     def __init__(
         self,
-        base: Expert,
-        experts: Experts,
+        base: ModelSource,
+        experts: ModelSources,
         config: CoramConfig,
         label: str,
         options: MergeOptions,
@@ -287,4 +288,4 @@ class Engine:
 def check_precision(device: torch.device | None, config: CoramConfig) -> None:
     """Apple's devices have no float64."""
     if device is not None and device.type == "mps" and config.compute_dtype == "float64":
-        raise ValueError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')
+        raise CoramError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')

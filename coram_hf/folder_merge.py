@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from coram_hf.engine import Engine
-from coram_hf.forecast import HASH_RATE, Forecast, computing, read_seconds, write_cost
+from coram_hf.errors import CoramError
+from coram_hf.execution.forecast import HASH_RATE, Forecast, computing, read_seconds, write_cost
+from coram_hf.execution.stream import Done, Stream, split
+from coram_hf.execution.survey import Survey, check_finite, measure
+from coram_hf.execution.workspace import Workspace, check_target
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.hub import publish_report
-from coram_hf.record import Record, norms
+from coram_hf.inputs.files import fingerprint
+from coram_hf.methods.record import Record, norms
+from coram_hf.outputs.file_tensor import Output
+from coram_hf.outputs.folder import FolderSink, Layout, Unit, units, write_index
 from coram_hf.report import MergeReport
 from coram_hf.report.figures import preload
-from coram_hf.sinks.file_tensor import Output
-from coram_hf.sinks.folder import FolderSink, Layout, Unit, units, write_index
-from coram_hf.sinks.workspace import Workspace, check_target
-from coram_hf.sources.files import fingerprint
-from coram_hf.streaming import Done, Stream, split
-from coram_hf.survey import Survey, check_finite, measure
 
 SAMPLE = 8
 """Least number of matrices from which the side of the dispersion threshold is guessed."""
@@ -238,7 +239,7 @@ def shard_size(size: int | str) -> int | str:
     size = int(size) if isinstance(size, str) and size.isdigit() else size
     if (isinstance(size, int) and size > 0) or (isinstance(size, str) and re.fullmatch(r"\d+[KMGT]B", size)):
         return size
-    raise ValueError(f"max_shard_size must be a number of bytes or a text such as 5GB, found {size!r}")
+    raise CoramError(f"max_shard_size must be a number of bytes or a text such as 5GB, found {size!r}")
 
 
 def merge_state(engine: Engine, settings: dict[str, Any]) -> dict[str, Any] | None:

@@ -14,20 +14,20 @@ from typing_extensions import Unpack
 
 from coram_hf.amplitude import ideal_contraction, require_coefficient
 from coram_hf.base_merger import Merger
-from coram_hf.baselines.residual import BY_ROWS, merge_residual
-from coram_hf.baselines.updates import Updates
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
 from coram_hf.folder_merge import FolderMerge
 from coram_hf.geometry import SliceStats, merge_rows, merge_update, squared_norms
-from coram_hf.options import MergeOptions
-from coram_hf.record import Record, total
+from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.options import MergeOptions
+from coram_hf.methods.record import Record, total
+from coram_hf.methods.residual import BY_ROWS, merge_residual
+from coram_hf.methods.updates import Updates
+from coram_hf.outputs.assembly import write, write_blocks, write_rows
+from coram_hf.outputs.file_tensor import Output
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
-from coram_hf.sinks.assembly import write, write_blocks, write_rows
-from coram_hf.sinks.file_tensor import Output
-from coram_hf.sources import Expert, Experts
 
 
 class CoramMerger(Merger):
@@ -47,13 +47,13 @@ class CoramMerger(Merger):
 
     def __init__(
         self,
-        base: Expert,
-        experts: Experts,
+        base: ModelSource,
+        experts: ModelSources,
         config: CoramConfig | None = None,
         **options: Unpack[MergeOptions],
     ) -> None:
         if config is not None and not isinstance(config, CoramConfig):
-            raise MergeError(
+            raise CoramError(
                 f"config must be a CoramConfig, found {config!r}; CoramConfig.from_line(...) reads a line"
             )
         self.config = config or CoramConfig()
@@ -218,5 +218,5 @@ class CoramMerger(Merger):
 
 def _require_update(lam: float | None) -> float:
     if lam is None:
-        raise MergeError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
+        raise CoramError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
     return lam

@@ -13,22 +13,22 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from coram_hf.base_merger import Merger
-from coram_hf.baselines.linear import sum_weighted
-from coram_hf.baselines.orthomerge import with_norm
 from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
 from coram_hf.folder_merge import FolderMerge
 from coram_hf.geometry import squared_norm, squared_norms
-from coram_hf.options import MergeOptions
-from coram_hf.record import Record
+from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.adapters import adapted_modules, open_adapters, shadow
+from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.weights import Weights
+from coram_hf.methods.linear import sum_weighted
+from coram_hf.methods.orthomerge import with_norm
+from coram_hf.methods.record import Record
+from coram_hf.outputs.assembly import write
+from coram_hf.outputs.file_tensor import Output
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.result import MergeResult
-from coram_hf.sinks.assembly import write
-from coram_hf.sinks.file_tensor import Output
-from coram_hf.sources import Expert, Experts
-from coram_hf.sources.adapters import adapted_modules, open_adapters, shadow
-from coram_hf.sources.loaded import LoadedModel
 
 
 class OftMerger(Merger):
@@ -39,8 +39,8 @@ class OftMerger(Merger):
 
     def __init__(
         self,
-        base: Expert,
-        experts: Experts,
+        base: ModelSource,
+        experts: ModelSources,
         *,
         weights: Sequence[float] | None = None,
         **options: Unpack[MergeOptions],
@@ -99,11 +99,11 @@ class OftMerger(Merger):
         return {"space": "oft", "weights": self.config.to_dict()["weights"]}
 
 
-def _generators(name: str, expert: LoadedModel, base: LoadedModel) -> tuple[PeftConfig, dict[str, Tensor]]:
+def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, dict[str, Tensor]]:
     """The settings of one OFT adapter, and the skew entries of its every layer, as PEFT stores them."""
     if expert.adapter is None or expert.kind != "OFT":
         layout = " in the layout of PEFT before 0.16" if expert.kind == "OFT" else ""
-        raise MergeError(f"expert {name!r} is {expert.kind}{layout}, not an OFT adapter of today's layout")
+        raise CoramError(f"expert {name!r} is {expert.kind}{layout}, not an OFT adapter of today's layout")
     model, adapter = expert.adapter
     found = {
         module: cast(Tensor, layer.oft_R[adapter].weight).detach().double()
@@ -113,7 +113,7 @@ def _generators(name: str, expert: LoadedModel, base: LoadedModel) -> tuple[Peft
     rotated = {f"{module}.weight" for module in found}
     for key in sorted(set(expert.overrides) - rotated):
         if not torch.equal(expert[key], base[key].to(expert[key])):
-            raise MergeError(f"expert {name!r} also trains {key!r}, which no OFT layer rotates")
+            raise CoramError(f"expert {name!r} also trains {key!r}, which no OFT layer rotates")
     return model.peft_config[adapter], found
 
 
@@ -127,9 +127,9 @@ def _merged_adapter(engine: Engine) -> PeftModel:
         for key in ("use_cayley_neumann", "num_cayley_neumann_terms", "coft", "eps", "block_share"):
             values = getattr(settings, key), getattr(config, key)
             if values[0] != values[1]:
-                raise MergeError(f"expert {name!r} has {key}={values[1]!r}, but {first!r} has {values[0]!r}")
+                raise CoramError(f"expert {name!r} has {key}={values[1]!r}, but {first!r} has {values[0]!r}")
         if {m: q.shape for m, q in found.items()} != {m: q.shape for m, q in reference.items()}:
-            raise MergeError(
+            raise CoramError(
                 f"expert {name!r} has OFT blocks on other modules or of other sizes than {first!r}"
             )
     merged = get_peft_model(shadow(engine.base), copy.deepcopy(settings))

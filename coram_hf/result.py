@@ -14,18 +14,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.config import check_number
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
 from coram_hf.hub import publish_report, push_folder
-from coram_hf.record import Record, total
+from coram_hf.inputs import Models
+from coram_hf.inputs.companions import companion_folder, copy_companions, logger
+from coram_hf.inputs.quantized import stored_quantized
+from coram_hf.methods.record import Record, total
+from coram_hf.outputs import ModelSink
+from coram_hf.outputs.assembly import rounding_loss, write
+from coram_hf.outputs.lora import write_lora
 from coram_hf.report import MergeReport
 from coram_hf.report.retention import Retained
 from coram_hf.report.tables import Facts, Shown
-from coram_hf.sinks import ModelSink
-from coram_hf.sinks.assembly import rounding_loss, write
-from coram_hf.sinks.lora import write_lora
-from coram_hf.sources import Models
-from coram_hf.sources.companions import companion_folder, copy_companions, logger
-from coram_hf.sources.quantized import stored_quantized
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class MergeResult(Shown):
         """The kept updates, if lambda is a number and they were kept."""
         check_number("lam", lam)
         if self._updates is None:
-            raise MergeError("the geometric update was not kept; merge with keep_update=True")
+            raise CoramError("the geometric update was not kept; merge with keep_update=True")
         return self._updates
 
     def save_adapter(
@@ -134,16 +134,16 @@ class MergeResult(Shown):
         folder = Path(folder)
         if self._adapter is not None:
             if rank is not None:
-                raise ValueError("rank: a merge of OFT adapters is saved as the OFT adapter that it is")
+                raise CoramError("rank: a merge of OFT adapters is saved as the OFT adapter that it is")
             self._adapter.save_pretrained(str(folder))
             self.report.save(folder)
             return self.report
         if self._updates is None:
-            raise MergeError("the merged update was not kept; merge with keep_update=True")
+            raise CoramError("the merged update was not kept; merge with keep_update=True")
         if rank is not None and (type(rank) is not int or rank < 1):
-            raise ValueError(f"rank must be a positive integer, found {rank!r}")
+            raise CoramError(f"rank must be a positive integer, found {rank!r}")
         if not 0 < energy <= 1:
-            raise ValueError(f"energy must be above 0 and at most 1, found {energy!r}")
+            raise CoramError(f"energy must be above 0 and at most 1, found {energy!r}")
         lam = 1.0 if self.report.lam is None else self.report.lam
         scaled = ((name, lam * update) for name, update in self._updates.items())
         kept = write_lora(folder, self._origin.models.base, scaled, rank=rank, energy=energy)

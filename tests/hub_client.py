@@ -11,7 +11,7 @@ from peft import LoraConfig
 from test_adapters import adapted
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError, evaluate_folder, load_report
+from coram_hf import CoramConfig, CoramError, CoramMerger, evaluate_folder, load_report
 from coram_hf.hub import push_folder
 
 
@@ -114,7 +114,7 @@ def refused(folder):
     result().with_lambda(3.0).save_pretrained(folder / "refused")
     try:
         push_folder(folder / "refused", "me/merged", token="hf_secretsecretsecret")
-    except MergeError as error:
+    except CoramError as error:
         return str(error)
     return "not refused"
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from coram_hf import CoramConfig, folder_merge, streaming
+from coram_hf import CoramConfig, folder_merge
+from coram_hf.execution import stream as streaming
 from coram_hf.merger import CoramMerger
 
 

@@ -5,7 +5,7 @@ import copy
 import torch
 from models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
 
-from coram_hf.evaluate import read_task, score
+from coram_hf.evaluation.light import read_task, score
 
 EXPERTS = ("math", "code")
 

@@ -15,13 +15,13 @@ from models import fine_tuned, snapshot, tiny_llama
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import merge, merge_oft
-from coram_hf.recipe import Recipe
-from coram_hf.sources import open_models
-from coram_hf.sources.adapter_folder import open_adapter
-from coram_hf.sources.adapters import open_adapters
-from coram_hf.sources.loaded import LoadedModel
+from coram_hf.cli.recipe import Recipe
+from coram_hf.inputs import open_models
+from coram_hf.inputs.adapter_folder import open_adapter
+from coram_hf.inputs.adapters import open_adapters
+from coram_hf.inputs.weights import Weights
 
 OLD_OFT = Path(__file__).parent / "data"
 ALL = ["q_proj", "v_proj", "up_proj", "down_proj"]
@@ -271,7 +271,7 @@ def test_methods_that_change_no_weights_are_refused(config, tmp_path):
     model = get_peft_model(copy.deepcopy(base), config)
     model.save_pretrained(tmp_path)
     for expert in (model, tmp_path):
-        with pytest.raises(MergeError, match=f"{config.peft_type.value} adapter.*virtual tokens"):
+        with pytest.raises(CoramError, match=f"{config.peft_type.value} adapter.*virtual tokens"):
             CoramMerger(base, {"soft": expert})
 
 
@@ -286,7 +286,7 @@ def test_an_adapter_of_another_base_is_pointed_out_or_refused(tmp_path):
     wide = adapted(tiny_llama(hidden_size=64), METHODS["LoRA"](), 0)
     wide.save_pretrained(tmp_path / "wide")
     before = snapshot(base)
-    with pytest.raises(MergeError, match=r"expert 'e'.*does not fit the base.*size mismatch"):
+    with pytest.raises(CoramError, match=r"expert 'e'.*does not fit the base.*size mismatch"):
         CoramMerger(base, {"e": tmp_path / "wide"})
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
     assert not any("lora" in name for name, _ in base.named_modules())
@@ -295,7 +295,7 @@ def test_an_adapter_of_another_base_is_pointed_out_or_refused(tmp_path):
 def test_a_model_with_injected_adapters_is_no_expert():
     base = tiny_llama()
     injected = adapted(base, METHODS["LoRA"](), 0).get_base_model()
-    with pytest.raises(MergeError, match="holds adapters; pass it as a PeftModel"):
+    with pytest.raises(CoramError, match="holds adapters; pass it as a PeftModel"):
         CoramMerger(base, {"e": injected})
 
 
@@ -320,7 +320,7 @@ def test_a_shadow_never_writes_to_the_base(tmp_path):
     adapted(base, METHODS["LoRA with bias"](), 0).save_pretrained(tmp_path)
     before = snapshot(base)
     bias = "model.layers.0.self_attn.q_proj.bias"
-    weights = open_adapter(LoadedModel(base), "expert", tmp_path)
+    weights = open_adapter(Weights(base), "expert", tmp_path)
     assert not torch.equal(weights[bias], before[bias])
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
 
@@ -379,7 +379,7 @@ def test_orthomerge_on_oft_wants_like_adapters():
             "expert 'b' has OFT blocks on other modules or of other sizes",
         ),
     ):
-        with pytest.raises(MergeError, match=message):
+        with pytest.raises(CoramError, match=message):
             merge_oft(base, {"a": oft, "b": other}, progress=False)
 
 
@@ -419,18 +419,18 @@ def test_a_lora_adapter_of_a_transposed_model(tmp_path):
 def test_what_cannot_be_an_adapter_says_so(tmp_path):
     base = tiny_llama()
     experts = [fine_tuned(base, 0.05, i) for i in range(2)]
-    with pytest.raises(MergeError, match="keep_update=True"):
+    with pytest.raises(CoramError, match="keep_update=True"):
         CoramMerger(base, experts, progress=False).merge(keep_update=False).save_adapter(tmp_path)
     result = CoramMerger(base, experts, progress=False).merge()
     with pytest.raises(ValueError, match="rank must be a positive integer, found 0"):
         result.save_adapter(tmp_path, rank=0)
     with pytest.raises(ValueError, match="energy must be above 0"):
         result.save_adapter(tmp_path, energy=1.5)
-    with pytest.raises(MergeError, match="nothing for an adapter"):
+    with pytest.raises(CoramError, match="nothing for an adapter"):
         result.with_lambda(0.0).save_adapter(tmp_path)
     mixture = ARCHITECTURES["Mixtral"].build()
     merged = CoramMerger(mixture, [fine_tuned(mixture, 0.05, 0)], progress=False).merge()
-    with pytest.raises(MergeError, match="linear layers only"):
+    with pytest.raises(CoramError, match="linear layers only"):
         merged.save_adapter(tmp_path)
 
 
@@ -454,7 +454,7 @@ def test_oft_of_old_versions_of_peft(folder, tmp_path):
     for name, tensor in expected.items():
         torch.testing.assert_close(opened[name], tensor, rtol=1e-5, atol=1e-6)
     narrow = tiny_llama(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
-    with pytest.raises(MergeError, match=r"do not fit a width of|shape"):
+    with pytest.raises(CoramError, match=r"do not fit a width of|shape"):
         open_models(narrow, {"old": folder})
 
 
@@ -463,8 +463,8 @@ def test_wide_oft_layers_are_rotated_block_by_block(monkeypatch):
     for method in ("OFT, Cayley", "OFT, Cayley-Neumann", "COFT", "OFT, shared blocks"):
         model = adapted(base, METHODS[method](), seed=0)
         expected = unloaded(model).state_dict()
-        monkeypatch.setattr("coram_hf.sources.oft.DENSE_WIDTH", 0)
-        monkeypatch.setattr("coram_hf.sources.adapters._merged_parameter", None)
+        monkeypatch.setattr("coram_hf.inputs.oft.DENSE_WIDTH", 0)
+        monkeypatch.setattr("coram_hf.inputs.adapters._merged_parameter", None)
         opened = open_adapters("expert", model)["default"]
         monkeypatch.undo()
         assert len(opened.overrides) == 8
@@ -477,10 +477,10 @@ def test_an_adapter_without_weights_is_named(tmp_path):
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(MergeError, match=r"'half': the weights in .* cannot be read"):
+    with pytest.raises(CoramError, match=r"'half': the weights in .* cannot be read"):
         CoramMerger(base, {"half": tmp_path})
     weights.unlink()
-    with pytest.raises(MergeError, match=r"no adapter_model\.safetensors"):
+    with pytest.raises(CoramError, match=r"no adapter_model\.safetensors"):
         CoramMerger(base, {"half": tmp_path})
 
 
@@ -527,7 +527,7 @@ def test_adapters_with_missing_or_foreign_tensors(edit, message, tmp_path):
     base = tiny_llama()
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     edited(tmp_path, edit)
-    with pytest.raises(MergeError, match=f"expert 'bad'.*({message})"):
+    with pytest.raises(CoramError, match=f"expert 'bad'.*({message})"):
         open_models(base, {"bad": tmp_path})
 
 
@@ -539,7 +539,7 @@ def test_damaged_adapter_configs_are_named(content, tmp_path):
     base = tiny_llama()
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(MergeError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
+    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
         open_models(base, {"bad": tmp_path})
 
 
@@ -549,9 +549,9 @@ def test_damaged_pickled_adapters_are_named(content, tmp_path):
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     (tmp_path / "adapter_model.safetensors").unlink()
     (tmp_path / "adapter_model.bin").write_bytes(content)
-    with pytest.raises(MergeError, match=r"expert 'bad': the weights in"):
+    with pytest.raises(CoramError, match=r"expert 'bad': the weights in"):
         open_models(base, {"bad": tmp_path}, allow_pickle=True)
-    with pytest.raises(MergeError, match=r"pickled weights .*allow_pickle=True"):
+    with pytest.raises(CoramError, match=r"pickled weights .*allow_pickle=True"):
         open_models(base, {"bad": tmp_path})
 
 
@@ -608,9 +608,9 @@ def test_orthomerge_rotates_whatever_the_adapters_rotate(tmp_path):
         result.save_adapter(tmp_path, rank=2)
     with_bias = tiny_llama(attention_bias=True)
     biased = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"], bias="all")
-    with pytest.raises(MergeError, match="also trains"):
+    with pytest.raises(CoramError, match="also trains"):
         merge_oft(with_bias, {"e": adapted(with_bias, biased, 0)}, progress=False)
-    with pytest.raises(MergeError, match=r"layout of PEFT before 0\.16"):
+    with pytest.raises(CoramError, match=r"layout of PEFT before 0\.16"):
         merge_oft(old_base(), {"e": OLD_OFT / "oft-0.15"}, progress=False)
 
 
@@ -655,7 +655,7 @@ def test_asking_for_a_name_makes_no_weights():
         raise AssertionError
 
     name = "model.layers.0.self_attn.q_proj.weight"
-    weights = LoadedModel(tiny_llama(tie_word_embeddings=True), {name: refuse})
+    weights = Weights(tiny_llama(tie_word_embeddings=True), {name: refuse})
     assert name in weights
     assert "lm_head.weight" in weights
     assert "lm_head.bias" not in weights

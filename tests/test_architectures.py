@@ -9,8 +9,8 @@ import torch
 from architectures import ARCHITECTURES
 from models import fine_tuned
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
-from coram_hf.targets import find_targets
+from coram_hf import CoramConfig, CoramError, CoramMerger
+from coram_hf.inputs.targets import find_targets
 
 SWITCH_TARGETS = 2 * 4 + 2 * 8 + (2 * 1 + 2 * 4) * 2
 """Attention of two encoder and two decoder layers; per stack, a dense and a four-expert MLP of two maps."""
@@ -99,7 +99,7 @@ def test_models_without_blocks_say_how_to_name_targets():
 
     config = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=2)
     model = hf.ResNetForImageClassification(config)
-    with pytest.raises(MergeError, match=r"found no attention or MLP projections in ResNet.*target_modules="):
+    with pytest.raises(CoramError, match=r"found no attention or MLP projections in ResNet.*target_modules="):
         CoramMerger(model, [model])
 
 
@@ -107,7 +107,7 @@ def test_llama4_experts_are_transposed():
     """Llama 4 does not declare the layout of its experts; it shows in the shapes."""
     from transformers.models.llama4.modeling_llama4 import Llama4TextConfig, Llama4TextExperts
 
-    from coram_hf.targets import _projections
+    from coram_hf.inputs.targets import _projections
 
     config = Llama4TextConfig(hidden_size=8, intermediate_size=12, num_local_experts=2)
     assert [transposed for _, transposed in _projections(Llama4TextExperts(config), set())] == [True, True]

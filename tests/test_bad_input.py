@@ -8,7 +8,7 @@ from models import fine_tuned, tiny_llama
 from torch import nn
 from transformers import MistralConfig, MistralForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 
@@ -20,7 +20,7 @@ def models():
 
 
 def refuse(base, experts, message, config=None):
-    with pytest.raises(MergeError, match=message) as error:
+    with pytest.raises(CoramError, match=message) as error:
         CoramMerger(base, experts, config, progress=False).inspect()
     assert "\n" not in str(error.value)
 

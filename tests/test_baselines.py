@@ -9,9 +9,9 @@ import torch
 from matrices import tensors
 from models import fine_tuned, snapshot, tiny_llama
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import METHODS, PRESETS, merge, merge_tensor
-from coram_hf.baselines.orthomerge import cayley, inverse_cayley, procrustes
+from coram_hf.methods.orthomerge import cayley, inverse_cayley, procrustes
 
 SHAPES = {
     "square": (24, 24),
@@ -248,7 +248,7 @@ def test_large_tensors_are_trimmed_like_small_ones(monkeypatch):
     w0, experts = problem((300, 40))
     base, *others = tensors([w0, *experts], torch.float32)
     small = merge_tensor(base, others, "ties")
-    monkeypatch.setattr("coram_hf.baselines.ties.LARGE", 100)
+    monkeypatch.setattr("coram_hf.methods.ties.LARGE", 100)
     assert torch.equal(merge_tensor(base, others, "ties"), small)
 
 
@@ -427,7 +427,7 @@ def test_a_baseline_can_be_reassembled(suite):
     direct = merge(base, experts, "task_arithmetic", scale=0.3, progress=False)
     for a, b in zip(kept.with_lambda(0.3).model.parameters(), direct.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-7)
-    with pytest.raises(MergeError, match="keep_update"):
+    with pytest.raises(CoramError, match="keep_update"):
         direct.with_lambda(2.0)
 
 
@@ -481,6 +481,6 @@ def test_integer_buffers_are_kept_and_must_agree():
     assert merger.merge().model.model.num_batches_tracked == 3
     experts["b"].model.steps += 1
     with pytest.raises(
-        MergeError, match=r"expert 'b', tensor 'model\.steps': its torch\.int64 values differ"
+        CoramError, match=r"expert 'b', tensor 'model\.steps': its torch\.int64 values differ"
     ):
         CoramMerger(base, experts, progress=False)

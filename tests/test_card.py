@@ -16,7 +16,7 @@ from test_cli import coram_hf
 from test_folder_merge import assert_same_files
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError, load_report
+from coram_hf import CoramConfig, CoramError, CoramMerger, load_report
 from coram_hf.baselines import merge
 from coram_hf.hub.again import command_line, python_code
 from coram_hf.hub.card import BEGIN, END, pipeline_tag, render_card, renewed_card
@@ -295,7 +295,7 @@ def test_a_card_edited_in_its_folder_outlives_another_save(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", "null", "{}"])
 def test_damaged_reports_are_named(content, tmp_path):
     (tmp_path / "coram_report.json").write_text(content)
-    with pytest.raises(MergeError, match=r"coram_report\.json is damaged"):
+    with pytest.raises(CoramError, match=r"coram_report\.json is damaged"):
         load_report(tmp_path)
 
 

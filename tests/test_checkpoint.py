@@ -11,8 +11,8 @@ from models import fine_tuned, tiny_llama
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
-from coram_hf.sources.checkpoint import open_checkpoint
+from coram_hf import CoramConfig, CoramError, CoramMerger
+from coram_hf.inputs.checkpoint import open_checkpoint
 
 
 @pytest.mark.parametrize("layout", ["original", "memory"])
@@ -65,7 +65,7 @@ def test_pickles_only_when_allowed(tmp_path):
     state = load_file(tmp_path / "old" / "model.safetensors")
     (tmp_path / "old" / "model.safetensors").unlink()
     torch.save(state, tmp_path / "old" / "pytorch_model.bin")
-    with pytest.raises(MergeError, match=r"pickled weights .*allow_pickle=True"):
+    with pytest.raises(CoramError, match=r"pickled weights .*allow_pickle=True"):
         open_checkpoint("the base", tmp_path / "old")
     opened = open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
     assert all(torch.equal(opened[name], tensor) for name, tensor in state.items())
@@ -75,10 +75,10 @@ def test_pickles_only_when_allowed(tmp_path):
     opened = open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
     assert all(torch.equal(opened[name], tensor) for name, tensor in state.items())
     torch.save({1: torch.ones(2)}, tmp_path / "old" / "pytorch_model.bin")
-    with pytest.raises(MergeError, match="not a dictionary of tensors by name"):
+    with pytest.raises(CoramError, match="not a dictionary of tensors by name"):
         open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
     torch.save({"model.norm.weight": print}, tmp_path / "old" / "pytorch_model.bin")
-    with pytest.raises(MergeError, match="holds more than tensors"):
+    with pytest.raises(CoramError, match="holds more than tensors"):
         open_checkpoint("the base", tmp_path / "old", allow_pickle=True)
 
 

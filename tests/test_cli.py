@@ -17,9 +17,9 @@ from models import fine_tuned, tiny_llama
 from test_adapters import adapted
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.cli import main
-from coram_hf.sources.locate import Located, Source, fetch, parse_source
+from coram_hf.inputs.locate import Located, Source, fetch, parse_source
 
 
 class Run(NamedTuple):
@@ -140,13 +140,13 @@ def test_an_existing_folder_is_no_name(tmp_path, monkeypatch):
     assert parse_source("lr=1e-4") == Source("lr=1e-4", "lr=1e-4")
     assert parse_source("x=lr=1e-4") == Source("x", "lr=1e-4")
     (tmp_path / "file").write_text("")
-    with pytest.raises(MergeError, match="is a file"):
+    with pytest.raises(CoramError, match="is a file"):
         parse_source("file")
 
 
 @pytest.mark.parametrize("text", ["", "/no/such/folder", "a b", "org/repo:", "org/repo@"])
 def test_unreadable_sources(text):
-    with pytest.raises(MergeError, match=r"org/repo:folder/inside@revision"):
+    with pytest.raises(CoramError, match=r"org/repo:folder/inside@revision"):
         parse_source(text)
 
 
@@ -158,18 +158,18 @@ def test_a_folder_inside_a_repository(tmp_path, monkeypatch):
         calls.append((repo, revision, allow_patterns))
         return str(tmp_path / "snapshot")
 
-    monkeypatch.setattr("coram_hf.sources.locate.snapshot_download", download)
+    monkeypatch.setattr("coram_hf.inputs.locate.snapshot_download", download)
     assert fetch(parse_source("org/repo:inner@v1")) == Located(
         tmp_path / "snapshot" / "inner", "org/repo:inner"
     )
     assert calls == [("org/repo", "v1", ["inner/*"])]
-    with pytest.raises(MergeError, match="has no folder 'outer'"):
+    with pytest.raises(CoramError, match="has no folder 'outer'"):
         fetch(parse_source("org/repo:outer"))
 
 
 def test_every_field_of_the_config_is_an_option(suite):
+    from coram_hf.cli.recipe import CONFIG_FIELDS
     from coram_hf.cli.shared import METHOD
-    from coram_hf.recipe import CONFIG_FIELDS
 
     assert set(CONFIG_FIELDS) <= set(METHOD)
     run = coram_hf(

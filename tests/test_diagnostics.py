@@ -16,14 +16,14 @@ from architectures import ARCHITECTURES
 from matrices import additive_experts, multiplicative_experts, tensors, with_spectrum
 from models import fine_tuned, tiny_llama
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.geometry.anatomy import dissect
 from coram_hf.geometry.branches import BRANCHES
+from coram_hf.inputs.targets import find_targets
 from coram_hf.report import diagnostics
 from coram_hf.report.diagnostics import SECTIONS, diagnose
 from coram_hf.report.places import Place, places
 from coram_hf.report.retention import GROUPS, module_group
-from coram_hf.targets import find_targets
 
 SIZES = {"math": 0.02, "code": 0.03, "chat": 0.06}
 CONFIGS = {
@@ -381,11 +381,11 @@ def test_bad_input_is_named():
     broken = fine_tuned(base, 0.02, 0)
     with torch.no_grad():
         broken.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
-    with pytest.raises(MergeError, match=r"'bad', tensor 'model.layers.1.mlp.up_proj.weight'"):
+    with pytest.raises(CoramError, match=r"'bad', tensor 'model.layers.1.mlp.up_proj.weight'"):
         diagnose(base, {"bad": broken}, progress=False)
-    with pytest.raises(MergeError, match="merged model 'bad'"):
+    with pytest.raises(CoramError, match="merged model 'bad'"):
         diagnose(base, [fine_tuned(base, 0.02, 1)], merged={"bad": broken}, progress=False)
-    with pytest.raises(MergeError, match="among the merged models"):
+    with pytest.raises(CoramError, match="among the merged models"):
         diagnose(base, [broken], merged=[tiny_llama(hidden_size=64)], progress=False)
     with pytest.raises(ValueError, match="did you mean 'audit'"):
         diagnose(base, [broken], only=["audits"], progress=False)

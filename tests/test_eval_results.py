@@ -13,9 +13,9 @@ from test_card import merged
 from test_cli import coram_hf
 from transformers import AutoModelForCausalLM
 
-from coram_hf import MergeError, evaluate_folder, load_report, run_sweep
-from coram_hf.evaluate import read_task, score
+from coram_hf import CoramError, evaluate_folder, load_report, run_sweep
 from coram_hf.evaluation import harness
+from coram_hf.evaluation.light import read_task, score
 from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub.card import BEGIN, END, edited_card, publish_report, render_card
 from coram_hf.hub.model_index import with_results
@@ -156,7 +156,7 @@ def test_weights_that_changed_by_hand_lose_their_results(tmp_path, tasks):
 def test_a_card_that_cannot_be_read_is_left_alone(folder, tasks):
     path = folder / "README.md"
     path.write_text("---\na: [\n---\nbody\n")
-    with pytest.raises(MergeError, match="not on the card"):
+    with pytest.raises(CoramError, match="not on the card"):
         evaluate_folder(folder, tasks)
     assert path.read_text() == "---\na: [\n---\nbody\n"
     assert (folder / "eval_results.json").is_file()
@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_and_exit_2(folder, tasks, arguments, message):
 
 def test_a_folder_without_a_tokenizer(tmp_path, tasks):
     tiny_llama().save_pretrained(tmp_path / "bare")
-    with pytest.raises(MergeError, match="has no tokenizer that loads"):
+    with pytest.raises(CoramError, match="has no tokenizer that loads"):
         evaluate_folder(tmp_path / "bare", tasks)
 
 

@@ -8,8 +8,8 @@ from models import CHARACTERS, choice_task, tiny_llama, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from coram_hf import evaluate
-from coram_hf.evaluate import Question, Score, Task, read_task, score
+from coram_hf.evaluation import light as evaluate
+from coram_hf.evaluation.light import Question, Score, Task, read_task, score
 
 
 def task_file(folder, *questions):

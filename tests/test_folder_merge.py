@@ -11,7 +11,7 @@ from models import fine_tuned, tiny_llama
 from safetensors.torch import load_file
 from test_adapters import METHODS, adapted
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baseline_merger import BaselineMerger
 from coram_hf.geometry import slices
 from coram_hf.geometry.slices import as_rows, row_blocks
@@ -210,18 +210,18 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(tmp_path, mon
     sources = saved(tmp_path, {"base": base, **experts_of(base)})
     merger = CoramMerger(sources[0], sources[1:], progress=False)
     (tmp_path / "there").mkdir()
-    with pytest.raises(MergeError, match=r"there exists; .*overwrite=True"):
+    with pytest.raises(CoramError, match=r"there exists; .*overwrite=True"):
         merger.merge_to(tmp_path / "there")
     (tmp_path / "file").write_text("")
-    with pytest.raises(MergeError, match="is a file"):
+    with pytest.raises(CoramError, match="is a file"):
         merger.merge_to(tmp_path / "file", overwrite=True)
-    with pytest.raises(MergeError, match="holds an input"):
+    with pytest.raises(CoramError, match="holds an input"):
         merger.merge_to(tmp_path, overwrite=True)
-    with pytest.raises(MergeError, match="holds an input"):
+    with pytest.raises(CoramError, match="holds an input"):
         merger.merge_to(sources[1], overwrite=True)
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("coram_hf.sinks.workspace.shutil.disk_usage", lambda _: usage)
-    with pytest.raises(MergeError, match=r"only 0\.00 GB are free"):
+    monkeypatch.setattr("coram_hf.execution.workspace.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(CoramError, match=r"only 0\.00 GB are free"):
         merger.merge_to(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*"))
@@ -234,7 +234,7 @@ def test_nan_leaves_nothing_behind(tmp_path):
         experts["e1"].model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
     sources = saved(tmp_path, {"base": base, **experts})
     for config in (CoramConfig(lam=1.0), CoramConfig()):
-        with pytest.raises(MergeError, match=r"expert 'e1', tensor 'model.layers.1.mlp.up_proj.weight'"):
+        with pytest.raises(CoramError, match=r"expert 'e1', tensor 'model.layers.1.mlp.up_proj.weight'"):
             CoramMerger(sources[0], sources[1:], config, progress=False).merge_to(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*"))

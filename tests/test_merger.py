@@ -10,7 +10,7 @@ import torch
 from models import fine_tuned, snapshot, tiny_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 
 EVEN = (0.02, 0.03, 0.025, 0.04, 0.05)
 UNEVEN = (0.002, 0.03, 0.025, 0.04, 0.05)
@@ -127,7 +127,7 @@ def test_with_lambda_is_the_merge_at_that_lambda():
 def test_without_the_update_there_is_no_other_lambda():
     base, experts = suite(EVEN)
     result = merger(base, experts).merge(keep_update=False)
-    with pytest.raises(MergeError, match="keep_update=True"):
+    with pytest.raises(CoramError, match="keep_update=True"):
         result.with_lambda(2.0)
 
 
@@ -207,7 +207,7 @@ def test_the_contraction_is_that_of_the_balanced_experts():
 
 def test_a_merge_of_nothing_has_no_contraction():
     base = tiny_llama()
-    with pytest.raises(MergeError, match="c_rms"):
+    with pytest.raises(CoramError, match="c_rms"):
         merger(base, [base, base], CoramConfig(kappa=1.0, scale="c_rms")).merge()
 
 
@@ -263,7 +263,7 @@ def test_an_expert_equal_to_the_base_is_named_and_not_guessed_around():
     assert plan.kappa is None
     assert plan.lam is None
     assert any("'lazy'" in w for w in plan.warnings)
-    with pytest.raises(MergeError, match=r"'lazy'.*drop it, or pass kappa= or lam="):
+    with pytest.raises(CoramError, match=r"'lazy'.*drop it, or pass kappa= or lam="):
         merger(base, experts).merge()
     for config in (CoramConfig(lam=2.0), CoramConfig(kappa=1.0)):
         report = merger(base, experts, config).merge().report

@@ -8,11 +8,11 @@ import pytest
 import torch
 from models import fine_tuned, tiny_llama
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.cli.report import _repeat_merged
 from coram_hf.cli.shared import split_tasks
 from coram_hf.evaluation.tasks import check_scores
-from coram_hf.output import replacing, write_whole
+from coram_hf.outputs.files import replacing, write_whole
 from coram_hf.report.diagnostics import contraction
 
 
@@ -90,8 +90,8 @@ def test_inference_mode_is_no_obstacle():
 def test_a_check_refuses_what_the_merge_would(tmp_path):
     base = tiny_llama()
     merger = CoramMerger(base, [fine_tuned(base, 0.02, 0)], progress=False)
-    with pytest.raises(MergeError, match="exists; choose another folder"):
+    with pytest.raises(CoramError, match="exists; choose another folder"):
         merger.check(tmp_path)
     merger.check(tmp_path / "new")
-    with pytest.raises(MergeError, match=r"equal|infinite"):
+    with pytest.raises(CoramError, match=r"equal|infinite"):
         CoramMerger(base, [base, fine_tuned(base, 0.02, 0)], progress=False).check(tmp_path / "new")

@@ -11,8 +11,8 @@ from test_cli import coram_hf as run_command
 from transformers import AutoConfig
 
 from coram_hf.baselines import PRESETS
-from coram_hf.baselines.registry import find_method
-from coram_hf.recipe import read_recipe
+from coram_hf.cli.recipe import read_recipe
+from coram_hf.methods.registry import find_method
 from model_cards import SUITES, stand_ins
 
 PAPER = Path(__file__).parents[1] / "examples" / "paper"

@@ -10,7 +10,7 @@ import torch
 from models import fine_tuned, tiny_llama
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import merge
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -101,7 +101,7 @@ def test_a_quantised_model_that_cannot_be_dequantised_is_refused_by_scheme(schem
     base, quantised = tiny_llama(), tiny_llama()
     quantised.config.quantization_config = {"quant_method": scheme, "bits": 4}
     models = (quantised, {"q": base}) if who == "the base" else (base, {"q": quantised})
-    with pytest.raises(MergeError, match=rf"{who} is quantised \({scheme}\).*unquantised checkpoint"):
+    with pytest.raises(CoramError, match=rf"{who} is quantised \({scheme}\).*unquantised checkpoint"):
         CoramMerger(*models)
 
 

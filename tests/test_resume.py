@@ -18,13 +18,14 @@ from resumable import run
 from test_folder_merge import WEIGHTS, assert_same_tensors
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError, streaming
+from coram_hf import CoramConfig, CoramError, CoramMerger
+from coram_hf.execution import stream as streaming
+from coram_hf.execution.processes import Processes
+from coram_hf.execution.workspace import Workspace
 from coram_hf.folder_merge import FolderMerge
-from coram_hf.processes import Processes
+from coram_hf.outputs import folder as folder_module
+from coram_hf.outputs.folder import FolderSink
 from coram_hf.report import MergeReport
-from coram_hf.sinks import folder as folder_module
-from coram_hf.sinks.folder import FolderSink
-from coram_hf.sinks.workspace import Workspace
 
 FILES = (*WEIGHTS, "coram_report.json")
 
@@ -102,7 +103,7 @@ def stopped(monkeypatch, suite, name, error):
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderSink, "write", failing)
-        with pytest.raises((MergeError, KeyboardInterrupt)) as raised:
+        with pytest.raises((CoramError, KeyboardInterrupt)) as raised:
             run(suite, name)
     return str(raised.value)
 
@@ -132,7 +133,7 @@ def test_what_the_disk_has_lost_is_merged_again(suite, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(folder_module, "_flush", losing)
         patch.setattr(streaming, "SYNC_BYTES", 1)
-        with pytest.raises(MergeError, match=r"Input/output error.*run the same command again"):
+        with pytest.raises(CoramError, match=r"Input/output error.*run the same command again"):
             run(suite, "lost")
     assert failed
     run(suite, "lost")
@@ -145,7 +146,7 @@ def test_room_is_set_aside_before_anything_is_merged(suite, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", no_room)
-        with pytest.raises(MergeError, match=r"No space left.*run the same command again"):
+        with pytest.raises(CoramError, match=r"No space left.*run the same command again"):
             run(suite, "roomless")
     run(suite, "roomless")
     assert contents(suite / "roomless") == contents(suite / "whole")
@@ -242,7 +243,7 @@ def test_a_target_in_use_is_refused_and_one_that_appears_is_kept(suite, tmp_path
     work.lock()
     sources = [suite / name for name in ("base", "e0")]
     merger = CoramMerger(sources[0], sources[1:], CoramConfig(lam=1.0), progress=False)
-    with pytest.raises(MergeError, match="another merge is writing to"):
+    with pytest.raises(CoramError, match="another merge is writing to"):
         merger.merge_to(tmp_path / "out")
     work.unlock()
     merge_unit = FolderMerge._merge_unit
@@ -254,7 +255,7 @@ def test_a_target_in_use_is_refused_and_one_that_appears_is_kept(suite, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderMerge, "_merge_unit", meddle)
-        with pytest.raises(MergeError, match=r"has come into being meanwhile.*run the same command again"):
+        with pytest.raises(CoramError, match=r"has come into being meanwhile.*run the same command again"):
             merger.merge_to(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
     shutil.move(tmp_path / "out", tmp_path / "away")
@@ -282,7 +283,7 @@ def test_half_a_workspace_is_never_taken_for_a_merge(suite, monkeypatch, lost):
 def test_models_in_memory_are_not_promised_to_be_resumed(suite, tmp_path, monkeypatch, caplog):
     base = AutoModelForCausalLM.from_pretrained(suite / "base")
     merger = CoramMerger(base, [suite / "e0"], CoramConfig(lam=1.0), progress=False)
-    with pytest.raises(MergeError, match="holds an input"):
+    with pytest.raises(CoramError, match="holds an input"):
         merger.merge_to(suite / "base", overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(FolderMerge, "_merge_unit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -292,7 +293,7 @@ def test_models_in_memory_are_not_promised_to_be_resumed(suite, tmp_path, monkey
     assert not list(tmp_path.iterdir())
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(MergeError, match="is a symbolic link"):
+    with pytest.raises(CoramError, match="is a symbolic link"):
         merger.merge_to(tmp_path / "link", overwrite=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     merger.merge_to("~/out")

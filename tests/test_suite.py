@@ -18,7 +18,7 @@ from coram_hf import CoramMerger
 from coram_hf.demo import base as demo_base
 from coram_hf.demo import run
 from coram_hf.demo.base import MODEL_ID, build_base
-from coram_hf.evaluate import read_task
+from coram_hf.evaluation.light import read_task
 
 SUITE = Path(__file__).parents[1] / "examples" / "suite"
 sys.path.insert(0, str(SUITE))

@@ -17,7 +17,7 @@ from suites import accuracy, assembled, make_suite, sources, task_files
 from test_cli import coram_hf
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramConfig, CoramMerger, MergeError, run_sweep
+from coram_hf import CoramConfig, CoramError, CoramMerger, run_sweep
 from coram_hf.baselines import merge
 from coram_hf.engine import Engine
 from coram_hf.evaluation.scores import Line, Point
@@ -80,7 +80,7 @@ def test_a_result_is_rescaled_in_place():
     with pytest.raises(ValueError, match="lam must be a finite number"):
         result.rescale_(math.nan)
     forgetful = CoramMerger(base, experts, config, progress=False).merge(keep_update=False)
-    with pytest.raises(MergeError, match="keep_update=True"):
+    with pytest.raises(CoramError, match="keep_update=True"):
         forgetful.rescale_(2.0)
 
 
@@ -295,7 +295,7 @@ def test_models_in_memory_are_never_taken_for_others(suite, counted, tmp_path):
         run_sweep(base, experts, output=tmp_path, tokenizer=tiny_tokenizer(), **given)
         assert counted["scores"] == 2 * 3
     counted["merges"] = 0
-    with pytest.raises(MergeError, match="no tokenizer beside the base"):
+    with pytest.raises(CoramError, match="no tokenizer beside the base"):
         run_sweep(base, experts, **given)
     assert counted["merges"] == 0
 

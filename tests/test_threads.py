@@ -9,9 +9,9 @@ import torch
 from models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramMerger
-from coram_hf.forecast import Forecast, computing, write_cost
+from coram_hf.execution.forecast import Forecast, computing, write_cost
+from coram_hf.execution.threads import in_threads
 from coram_hf.geometry.scratch import scratch
-from coram_hf.threads import in_threads
 
 
 @pytest.fixture

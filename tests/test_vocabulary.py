@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from coram_hf import CoramConfig, CoramMerger, MergeError
+from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import merge
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -189,7 +189,7 @@ def test_tokens_without_a_row_anywhere_are_named(base):
     small = tiny_llama(vocab_size=40)
     own = word_tokenizer(WORDS, added=["<pad>"])
     options = {"tokenizer": word_tokenizer(WORDS), "expert_tokenizers": {"e": own}, "vocabulary": "union"}
-    with pytest.raises(MergeError, match=r"'<pad>'.*resize the embeddings"):
+    with pytest.raises(CoramError, match=r"'<pad>'.*resize the embeddings"):
         CoramMerger(small, {"e": fine_tuned(small, 0.05, 0)}, **options)
 
 
@@ -227,7 +227,7 @@ def test_new_rows_are_as_wide_as_the_result(base):
 def test_a_head_of_another_size_than_the_embedding_is_refused(base):
     odd = fine_tuned(base, 0.05, 0)
     odd.lm_head = torch.nn.Linear(32, 60, bias=False)
-    with pytest.raises(MergeError, match=r"'odd', tensor 'lm_head\.weight': shape \(60, 32\)"):
+    with pytest.raises(CoramError, match=r"'odd', tensor 'lm_head\.weight': shape \(60, 32\)"):
         CoramMerger(base, {"odd": odd})
 
 
@@ -250,18 +250,18 @@ def test_a_given_tokenizer_is_saved(base, tmp_path):
 def test_policies_that_cannot_work_say_why(base):
     tokenizer = word_tokenizer(WORDS)
     expert, own = with_tokens(base, tokenizer, [f"<{i}>" for i in range(12)], 0)
-    with pytest.raises(MergeError, match=r'another vocabulary than the base.*vocabulary="base" or "union"'):
+    with pytest.raises(CoramError, match=r'another vocabulary than the base.*vocabulary="base" or "union"'):
         CoramMerger(base, {"e": expert}, vocabulary="error")
-    with pytest.raises(MergeError, match='vocabulary="union" needs the base'):
+    with pytest.raises(CoramError, match='vocabulary="union" needs the base'):
         CoramMerger(base, {"e": expert}, vocabulary="union")
     other = word_tokenizer([*WORDS[:39], "alien"])
-    with pytest.raises(MergeError, match=r"'e'.*'alien'.*trained apart"):
+    with pytest.raises(CoramError, match=r"'e'.*'alien'.*trained apart"):
         CoramMerger(
             base, {"e": base}, vocabulary="union", tokenizer=tokenizer, expert_tokenizers={"e": other}
         )
     with pytest.raises(ValueError, match="valid: 'base', 'union', 'error'"):
         CoramMerger(base, {"e": base}, vocabulary="all")
-    with pytest.raises(MergeError, match="no expert is called 'f'"):
+    with pytest.raises(CoramError, match="no expert is called 'f'"):
         CoramMerger(base, {"e": base}, expert_tokenizers={"f": own})
     with pytest.raises(ValueError, match="unknown merge option 'vocabular'; did you mean 'vocabulary'"):
         CoramMerger(base, {"e": base}, vocabular="base")

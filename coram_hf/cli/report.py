@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from coram_hf.cli.shared import read_given, with_shared_options
+from coram_hf.errors import CoramError
 
 PAGE = "page"
 SECTIONS = {
@@ -78,7 +79,7 @@ def page(
     """All diagnostics as one page that needs no network (also without the word `page`)."""
     _check_files(output, json, folder=figures)
     numbers = _diagnose(given, merged, json)
-    from coram_hf.output import write_whole
+    from coram_hf.outputs.files import write_whole
     from coram_hf.report.diagnostic_figures import draw_figures
     from coram_hf.report.page import render_page
 
@@ -121,7 +122,7 @@ def _diagnose(
 
     recipe = read_given(given)
     if recipe.method != "coram":
-        raise ValueError(
+        raise CoramError(
             f"the diagnostics are those of CORAM; merge by {recipe.method} first, and pass the folder "
             "as --merged"
         )
@@ -143,12 +144,12 @@ def _check_files(*files: Path | None, folder: Path | None = None) -> None:
     """Refuse what cannot be written before anything is read."""
     named = [path.resolve() for path in (*files, folder) if path is not None]
     if len(set(named)) < len(named):
-        raise ValueError(f"{named[0]} is named for two outputs; give each a place of its own")
+        raise CoramError(f"{named[0]} is named for two outputs; give each a place of its own")
     for path in filter(None, files):
         if path.is_dir():
-            raise ValueError(f"{path} is a folder; name a file")
+            raise CoramError(f"{path} is a folder; name a file")
     for path in filter(None, (*files, folder)):
         above = path.parents if path in files else (path, *path.parents)
         parent = next(place for place in above if place.exists())
         if not parent.is_dir():
-            raise ValueError(f"{path} cannot be written: {parent} is not a folder")
+            raise CoramError(f"{path} cannot be written: {parent} is not a folder")

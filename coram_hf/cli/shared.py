@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from coram_hf.errors import CoramError
+
 if TYPE_CHECKING:
+    from coram_hf.cli.recipe import Recipe
     from coram_hf.config import CoramConfig
-    from coram_hf.recipe import Recipe
 
 SOURCE = "path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
 SOURCES = {
@@ -105,12 +107,12 @@ def with_shared_options(command: Callable[..., None], without: Collection[str] =
 
 def read_given(given: dict[str, Any]) -> Recipe:
     """The recipe of a file, with what the command line says in place of it."""
-    from coram_hf.recipe import Recipe, read_recipe
+    from coram_hf.cli.recipe import Recipe, read_recipe
 
     recipe = read_recipe(given["config"]) if given["config"] else Recipe("", [])
     base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
     if not base or not experts:
-        raise ValueError("name the base and at least one expert, or a recipe with --config")
+        raise CoramError("name the base and at least one expert, or a recipe with --config")
     named = [key for key in METHOD if key not in ("method", "parameter")]
     parameters = {key: given[key] for key in named if given[key] is not None and given[key] != []}
     if "weights" in parameters:
@@ -134,7 +136,7 @@ def read_lines(
     """The recipe, and a configuration for every line at every slice height."""
     recipe = read_given(given)
     if recipe.method != "coram":
-        raise ValueError(
+        raise CoramError(
             f"the recipe's method is {recipe.method}, which has no lambda; name it as --baseline"
         )
     parameters = [{**recipe.parameters, "line": line} for line in lines or ()] or [recipe.parameters]
@@ -158,22 +160,22 @@ def _parameter(text: str) -> tuple[str, Any]:
 
     name, mark, value = text.partition("=")
     if not mark:
-        raise ValueError(f"--parameter: {text!r} is not name=value")
+        raise CoramError(f"--parameter: {text!r} is not name=value")
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ValueError(f"--parameter: the value of {text!r} cannot be read") from None
+        raise CoramError(f"--parameter: the value of {text!r} cannot be read") from None
 
 
 def _number(option: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{option}: {text!r} is not a number") from None
+        raise CoramError(f"{option}: {text!r} is not a number") from None
 
 
 def chosen_baselines(named: list[str] | None, none: bool, every: Iterable[str]) -> tuple[str, ...]:
     """The baselines that are asked for: those named, none, or all."""
     if named and none:
-        raise ValueError("--baseline and --no-baselines say opposite things; give one of them")
+        raise CoramError("--baseline and --no-baselines say opposite things; give one of them")
     return () if none else tuple(named or every)

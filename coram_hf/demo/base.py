@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coram_hf.errors import CoramError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -32,7 +34,7 @@ def build_base(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if folder.exists():
-        raise ValueError(f"{folder} exists, but is not a model; name another folder for the base")
+        raise CoramError(f"{folder} exists, but is not a model; name another folder for the base")
     source = _gguf()
 
     from transformers import AutoTokenizer
@@ -78,8 +80,8 @@ def _gguf() -> Path:
     """Where the GGUF file is; the package is not imported, for that would take its requirements."""
     package = find_spec(PACKAGE)
     if package is None or package.origin is None or find_spec("gguf") is None:
-        raise ValueError(f"the base model is not installed; run: {INSTALL}")
+        raise CoramError(f"the base model is not installed; run: {INSTALL}")
     file = Path(package.origin).parent / GGUF_FILE
     if not file.is_file():
-        raise ValueError(f"{PACKAGE} is installed without {GGUF_FILE}; run: {INSTALL}")
+        raise CoramError(f"{PACKAGE} is installed without {GGUF_FILE}; run: {INSTALL}")
     return file

@@ -16,18 +16,18 @@ from coram_hf.baseline_merger import BaselineMerger
 from coram_hf.baselines import METHODS, PRESETS, Preset
 from coram_hf.config import CoramConfig, check_names, check_number
 from coram_hf.engine import Engine
-from coram_hf.errors import MergeError
-from coram_hf.evaluation.journal import Journal, digest
+from coram_hf.errors import CoramError
 from coram_hf.evaluation.scores import Line, Point, Results
 from coram_hf.evaluation.tasks import Scorer
+from coram_hf.execution.journal import Journal, digest
 from coram_hf.folder_merge import merge_state
+from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.options import MergeOptions
 from coram_hf.merger import CoramMerger
-from coram_hf.options import MergeOptions
 from coram_hf.report import MergeReport, library_versions
 from coram_hf.report.eval_results import Result
 from coram_hf.result import MergeResult
-from coram_hf.sources import Expert, Experts
-from coram_hf.sources.companions import find_tokenizer
 
 FACTS = (
     "dispersion",
@@ -51,7 +51,12 @@ class Bench:
     """
 
     def __init__(
-        self, base: Expert, experts: Experts, journal: Journal, shared: dict[str, Any], options: MergeOptions
+        self,
+        base: ModelSource,
+        experts: ModelSources,
+        journal: Journal,
+        shared: dict[str, Any],
+        options: MergeOptions,
     ) -> None:
         """`shared`: what baselines have in common with lines, see `shared_options`."""
         self._base, self._experts = base, experts
@@ -150,7 +155,7 @@ class _Subject:
     def _measure(self, task: Scorer, model: Callable[[], PreTrainedModel]) -> dict[str, Any]:
         result = task(model(), self._tokenizer)[0]
         if not math.isfinite(result.value):
-            raise MergeError(f"{self._label}: the score on task {task.name!r} is {result.value}")
+            raise CoramError(f"{self._label}: the score on task {task.name!r} is {result.value}")
         return asdict(result)
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -194,7 +199,7 @@ def _find_tokenizer(engine: Engine) -> PreTrainedTokenizerBase:
     """That of the merged model, or the one beside the base."""
     found = engine.models.tokenizer or find_tokenizer(engine.models.base, engine.trust_remote_code)
     if found is None:
-        raise MergeError("there is no tokenizer beside the base; save one there, or pass tokenizer=")
+        raise CoramError("there is no tokenizer beside the base; save one there, or pass tokenizer=")
     return found
 
 
@@ -208,15 +213,15 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
     given = [lines] if isinstance(lines, str | CoramConfig) else list(lines)
     configs = [CoramConfig.from_line(line) if isinstance(line, str) else line for line in given]
     if not configs:
-        raise ValueError("lines: name at least one")
+        raise CoramError("lines: name at least one")
     names = [config.line for config in configs]
     for config in configs:
         if names.count(config.line) > 1:
-            raise ValueError(f"lines: {config.line!r} is given twice")
+            raise CoramError(f"lines: {config.line!r} is given twice")
         if config.lam is not None:
-            raise ValueError(f"lines: {config.line!r} has lam={config.lam:g}, which is the sweep's to choose")
+            raise CoramError(f"lines: {config.line!r} has lam={config.lam:g}, which is the sweep's to choose")
         if shared_options(config) != shared_options(configs[0]):
-            raise ValueError("lines: all must have the same weights, balance and target_modules")
+            raise CoramError("lines: all must have the same weights, balance and target_modules")
     return configs
 
 

@@ -13,14 +13,14 @@ from typing_extensions import Unpack
 from coram_hf.baselines import PAPER_PRESETS
 from coram_hf.config import CoramConfig
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
-from coram_hf.evaluation.journal import Journal
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
+from coram_hf.execution.journal import Journal
 from coram_hf.hub.text import inline, table
-from coram_hf.options import MergeOptions
-from coram_hf.output import output_folder, write_whole
-from coram_hf.sources import Expert, Experts
+from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.options import MergeOptions
+from coram_hf.outputs.files import output_folder, write_whole
 
 JSON, TABLE = "compare.json", "compare.md"
 RIVALS = (*PAPER_PRESETS, "tsvm")
@@ -104,8 +104,8 @@ class _Row:
 
 
 def compare_methods(
-    base: Expert,
-    experts: Experts,
+    base: ModelSource,
+    experts: ModelSources,
     lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
     *,
     tasks: Sequence[str | Path | Scorer],

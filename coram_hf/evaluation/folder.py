@@ -9,11 +9,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.errors import MergeError, reason
+from coram_hf.errors import CoramError, reason
 from coram_hf.evaluation.tasks import Scorer, open_tasks
+from coram_hf.execution.processes import compute_device
 from coram_hf.hub.model_index import with_results
-from coram_hf.output import write_whole
-from coram_hf.processes import compute_device
+from coram_hf.outputs.files import write_whole
 from coram_hf.report.eval_results import EvalResults, Result
 from coram_hf.report.merge_report import file_hashes
 
@@ -32,7 +32,7 @@ def evaluate_folder(
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise MergeError(f"{folder} is not the folder of a model: it has no config.json")
+        raise CoramError(f"{folder} is not the folder of a model: it has no config.json")
     scorers = open_tasks(tasks, limit)
     place = compute_device(device)
     model, tokenizer = _load(folder, trust_remote_code)
@@ -53,11 +53,11 @@ def _load(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTr
             folder, dtype="auto", trust_remote_code=trust_remote_code
         )
     except Exception as error:  # files of others fail in many ways
-        raise MergeError(f"{folder} does not load as a causal language model: {reason(error)}") from error
+        raise CoramError(f"{folder} does not load as a causal language model: {reason(error)}") from error
     try:
         return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise MergeError(
+        raise CoramError(
             f"{folder} has no tokenizer that loads ({reason(error)}), and tasks are text; copy the tokenizer "
             "files of the base into it"
         ) from error
@@ -68,7 +68,7 @@ def _put_on_card(found: EvalResults, path: Path) -> None:
     try:
         write_whole(path, with_results(text, found))
     except (ValueError, yaml.YAMLError) as error:
-        raise MergeError(
+        raise CoramError(
             f"the results are written, but not on the card: the metadata of {path} cannot be read "
             f"({reason(error)})"
         ) from error

@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.errors import reason
-from coram_hf.evaluation.journal import digest
+from coram_hf.errors import CoramError, reason
+from coram_hf.execution.journal import digest
 from coram_hf.report.eval_results import Result
 
 BOOTSTRAPS = 1000
@@ -65,7 +65,7 @@ class HarnessScorer:
                     log_samples=False,
                 )
         except Exception as error:  # a task may fail in any way of its own
-            raise ValueError(f"lm-eval task {self.name!r} failed: {reason(error)}") from error
+            raise CoramError(f"lm-eval task {self.name!r} failed: {reason(error)}") from error
         numbers = found["results"].get(self.name) or found["groups"][self.name]
         counts = [found["n-samples"][task]["effective"] for task in _leaves(found, self.name)]
         return _results(self.name, numbers, sum(counts))
@@ -77,13 +77,13 @@ def open_harness_tasks(task: str, limit: int | None) -> list[HarnessScorer]:
     path = Path(task)
     files = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.suffix == ".yaml" else []
     if path.is_dir() and not files:
-        raise ValueError(f"{path}: holds no .yaml files of lm-eval tasks")
+        raise CoramError(f"{path}: holds no .yaml files of lm-eval tasks")
     if not files:
         _check_name(task)
         return _load(task, limit)
     missing = [file for file in files if not file.is_file()]
     if missing:
-        raise ValueError(f"{missing[0]}: no such file")
+        raise CoramError(f"{missing[0]}: no such file")
     return [scorer for file in files for scorer in _load(str(file.resolve()), limit)]
 
 
@@ -92,7 +92,7 @@ def _check_name(task: str) -> None:
     if task not in names:
         near = difflib.get_close_matches(task, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "; `lm-eval ls tasks` lists them"
-        raise ValueError(f"unknown task {task!r}: no .jsonl or .yaml file, and no task of lm-eval{hint}")
+        raise CoramError(f"unknown task {task!r}: no .jsonl or .yaml file, and no task of lm-eval{hint}")
 
 
 def _load(spec: str, limit: int | None) -> list[HarnessScorer]:
@@ -101,7 +101,7 @@ def _load(spec: str, limit: int | None) -> list[HarnessScorer]:
         with _quiet():
             found = _manager_of(spec).load([spec])
     except Exception as error:  # files and data sets of others
-        raise ValueError(f"lm-eval task {spec!r} cannot be loaded: {reason(error)}") from error
+        raise CoramError(f"lm-eval task {spec!r} cannot be loaded: {reason(error)}") from error
     chosen: dict[str, Any] = {}
     inside: set[str] = set()
     for group in found["groups"].values():
@@ -124,7 +124,7 @@ def _results(task: str, numbers: Mapping[str, Any], questions: int) -> list[Resu
         known = float(error) if isinstance(error, int | float) else None
         found.append(Result(task, name, float(value), known, questions, _scorer_name()))
     if not found:
-        raise ValueError(f"lm-eval task {task!r} has no number for a result")
+        raise CoramError(f"lm-eval task {task!r} has no number for a result")
     return found
 
 
@@ -167,7 +167,7 @@ def _require_harness() -> None:
     try:
         import lm_eval  # noqa: F401
     except ImportError:
-        raise ValueError("this task needs lm-evaluation-harness: pip install 'coram-hf[eval]'") from None
+        raise CoramError("this task needs lm-evaluation-harness: pip install 'coram-hf[eval]'") from None
 
 
 @contextmanager

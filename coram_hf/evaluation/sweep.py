@@ -13,15 +13,16 @@ from typing_extensions import Unpack
 
 from coram_hf.baselines import METHODS
 from coram_hf.config import CoramConfig
+from coram_hf.errors import CoramError
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
-from coram_hf.evaluation.journal import Journal
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
+from coram_hf.execution.journal import Journal
 from coram_hf.hub.text import inline, table
-from coram_hf.options import MergeOptions
-from coram_hf.output import output_folder, replacing, write_whole
+from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.options import MergeOptions
+from coram_hf.outputs.files import output_folder, replacing, write_whole
 from coram_hf.report.sweep_figure import draw_sweep
-from coram_hf.sources import Expert, Experts
 
 JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"
 MOST = 1000
@@ -102,8 +103,8 @@ class Sweep:
 
 
 def run_sweep(
-    base: Expert,
-    experts: Experts,
+    base: ModelSource,
+    experts: ModelSources,
     lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
     *,
     lambdas: str | Iterable[float],
@@ -151,13 +152,13 @@ def parse_lambdas(text: str) -> list[float]:
     except InvalidOperation:
         numbers = []
     if not numbers or len(parts) not in (1, 3) or not all(number.is_finite() for number in numbers):
-        raise ValueError(f"lambda: {text!r} is neither start:stop:step nor numbers separated by commas")
+        raise CoramError(f"lambda: {text!r} is neither start:stop:step nor numbers separated by commas")
     if len(parts) == 3:
         start, stop, step = numbers
         if step <= 0 or stop < start:
-            raise ValueError(f"lambda: {text!r} holds no number; stop must not be below start, nor step 0")
+            raise CoramError(f"lambda: {text!r} holds no number; stop must not be below start, nor step 0")
         count = int((stop - start) / step + Decimal("1e-9")) + 1
         if count > MOST:
-            raise ValueError(f"lambda: {text!r} holds {count} numbers; at most {MOST} are swept")
+            raise CoramError(f"lambda: {text!r} holds {count} numbers; at most {MOST} are swept")
         numbers = [start + i * step for i in range(count)]
     return check_lambdas(map(float, numbers))

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.evaluate import Task, check_limit, read_task, score
-from coram_hf.evaluation.journal import digest
+from coram_hf.errors import CoramError
+from coram_hf.evaluation.light import Task, check_limit, read_task, score
+from coram_hf.execution.journal import digest
 from coram_hf.report.eval_results import Result
 
 LIGHT = "coram-hf light scorer"
@@ -58,7 +59,7 @@ def check_scores(tasks: Sequence[Scorer]) -> None:
     """Raise for tasks of which less is better: their numbers cannot be averaged with scores."""
     for task in tasks:
         if getattr(task, "lower_is_better", False):
-            raise ValueError(
+            raise CoramError(
                 f"task {task.name!r} is measured by a number of which less is better; sweeps and comparisons "
                 "average scores of which more is better (`coram-hf eval` takes both)"
             )
@@ -68,7 +69,7 @@ def open_tasks(tasks: Sequence[str | Path | Scorer], limit: int | None = None) -
     """Read and check all tasks: paths of .jsonl files, names or YAML files of lm-eval tasks, or scorers."""
     check_limit(limit)
     if not tasks:
-        raise ValueError("tasks: name at least one, a .jsonl file or an lm-eval task")
+        raise CoramError("tasks: name at least one, a .jsonl file or an lm-eval task")
     found: list[Scorer] = []
     for task in tasks:
         if not isinstance(task, str | Path):
@@ -82,5 +83,5 @@ def open_tasks(tasks: Sequence[str | Path | Scorer], limit: int | None = None) -
     names = [scorer.name for scorer in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"tasks: two are called {name!r}; rename one")
+            raise CoramError(f"tasks: two are called {name!r}; rename one")
     return found

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import CoramConfig
+from coram_hf.errors import CoramError
 from coram_hf.geometry.kernel import SliceStats, gram_squares, merge_slices, slice_merge
 from coram_hf.geometry.products import gram_of
 from coram_hf.geometry.rows import SliceRows, update_squares
@@ -34,13 +35,13 @@ def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | 
     """W_merge of one matrix (d_out x d_in) before amplification; float64 for float64 input, else float32."""
     config = config or CoramConfig()
     if config.balance is not None:
-        raise ValueError(
+        raise CoramError(
             "balance needs the update norms of the whole model; use CoramMerger, "
             "or scale the experts yourself and pass balance=None"
         )
     check_tensors(base, experts)
     if base.ndim != 2:
-        raise ValueError(f"base must be a 2-D matrix, found shape {tuple(base.shape)}")
+        raise CoramError(f"base must be a 2-D matrix, found shape {tuple(base.shape)}")
     base = base.detach()
     merged, _ = merge_update(base, [expert.detach() for expert in experts], config)
     for rows in row_blocks(base):
@@ -124,14 +125,14 @@ def update_dtype(base: Tensor) -> torch.dtype:
 def check_tensors(base: Tensor, experts: Sequence[Tensor]) -> None:
     """One base and at least one expert, floating, finite, and of one shape."""
     if not experts:
-        raise ValueError("no experts: at least one is needed")
+        raise CoramError("no experts: at least one is needed")
     for who, tensor in (("base", base), *((f"expert {i}", expert) for i, expert in enumerate(experts))):
         if not tensor.is_floating_point():
-            raise ValueError(f"{who} must be a floating tensor, found {tensor.dtype}")
+            raise CoramError(f"{who} must be a floating tensor, found {tensor.dtype}")
         if tensor.shape != base.shape:
-            raise ValueError(
+            raise CoramError(
                 f"{who} must have the base's shape {tuple(base.shape)}, found {tuple(tensor.shape)}"
             )
         values = as_rows(tensor)
         if not all(values[rows].isfinite().all() for rows in row_blocks(values)):
-            raise ValueError(f"{who} holds NaN or infinite values")
+            raise CoramError(f"{who} holds NaN or infinite values")

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
 from coram_hf.hub.card import edited_card, renew_card, write_card
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME
@@ -61,35 +61,35 @@ def push_folder(
             ignore_patterns=[".*"],
         )
     except HfHubHTTPError as error:
-        raise MergeError(_explain(f"cannot push to {repo_id!r}", error, token)) from None
+        raise CoramError(_explain(f"cannot push to {repo_id!r}", error, token)) from None
     except HFValidationError as error:
-        raise MergeError(f"cannot push to {repo_id!r}: {_hidden(str(error), token)}") from None
-    except MergeError:
+        raise CoramError(f"cannot push to {repo_id!r}: {_hidden(str(error), token)}") from None
+    except CoramError:
         raise
     except Exception as error:  # connections fail in many ways; a second push goes on where this one was
         why = _hidden(f"{type(error).__name__}: {error}", token)
-        raise MergeError(f"cannot push to {repo_id!r}: {why}; push again to go on") from None
+        raise CoramError(f"cannot push to {repo_id!r}: {why}; push again to go on") from None
     return str(getattr(commit, "pr_url", None) or commit.commit_url)
 
 
 def check_whole(folder: Path) -> MergeReport:
     """The report of a merged folder, once every weight file is as the report says."""
     if not (folder / REPORT_NAME).is_file():
-        raise MergeError(f"{folder} holds no {REPORT_NAME}: it is not a merge of coram_hf")
+        raise CoramError(f"{folder} holds no {REPORT_NAME}: it is not a merge of coram_hf")
     report = MergeReport.load(folder)
     if not report.files:
-        raise MergeError(f"{folder / REPORT_NAME} has no hashes of the weights")
+        raise CoramError(f"{folder / REPORT_NAME} has no hashes of the weights")
     if not (folder / "config.json").is_file():
-        raise MergeError(f"{folder} lacks config.json: it is not whole")
+        raise CoramError(f"{folder} lacks config.json: it is not whole")
     found = file_hashes(folder)
     for name, expected in report.files.items():
         if name not in found:
-            raise MergeError(f"{folder} lacks {name}: it is not whole")
+            raise CoramError(f"{folder} lacks {name}: it is not whole")
         if found[name] != expected:
-            raise MergeError(f"{folder / name} is not what was merged: its size or sha256 has changed")
+            raise CoramError(f"{folder / name} is not what was merged: its size or sha256 has changed")
     extra = sorted(set(found) - set(report.files))
     if extra:
-        raise MergeError(f"{folder} has {extra[0]}, which is not part of the merge")
+        raise CoramError(f"{folder} has {extra[0]}, which is not part of the merge")
     return report
 
 
@@ -97,16 +97,16 @@ def load_report(source: str | Path, *, revision: str | None = None, token: str |
     """The report of a merge in a folder or on the Hub."""
     if Path(source).is_dir():
         if not (Path(source) / REPORT_NAME).is_file():
-            raise MergeError(f"{source} holds no {REPORT_NAME}: it is not a merge of coram_hf")
+            raise CoramError(f"{source} holds no {REPORT_NAME}: it is not a merge of coram_hf")
         return MergeReport.load(source)
     try:
         path = hf_hub_download(str(source), REPORT_NAME, revision=revision, token=token)
     except EntryNotFoundError as error:
-        raise MergeError(f"{str(source)!r} holds no {REPORT_NAME}: it is not a merge of coram_hf") from error
+        raise CoramError(f"{str(source)!r} holds no {REPORT_NAME}: it is not a merge of coram_hf") from error
     except HfHubHTTPError as error:
-        raise MergeError(_explain(f"cannot get {str(source)!r} from the Hub", error, token)) from None
+        raise CoramError(_explain(f"cannot get {str(source)!r} from the Hub", error, token)) from None
     except (OSError, ValueError) as error:
-        raise MergeError(f"cannot get {str(source)!r} from the Hub: {_hidden(str(error), token)}") from None
+        raise CoramError(f"cannot get {str(source)!r} from the Hub: {_hidden(str(error), token)}") from None
     return MergeReport.load(Path(path).parent)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coram_hf.output import write_whole
+from coram_hf.outputs.files import write_whole
 
 EVAL_NAME = "eval_results.json"
 

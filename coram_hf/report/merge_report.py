@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-from coram_hf.errors import MergeError
-from coram_hf.pages import forget
+from coram_hf.errors import CoramError
+from coram_hf.outputs.pages import forget
 from coram_hf.report.tables import Facts, Shown
 
 NOTABLE_ROUNDING = 0.25
@@ -122,7 +122,7 @@ class MergeReport(Shown):
             read["warnings"] = tuple(read["warnings"])
             return cls(**read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MergeError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            raise CoramError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def save(self, folder: str | Path) -> Path:
         """Write coram_report.json into a folder."""

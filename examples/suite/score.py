@@ -18,7 +18,7 @@ from make_data import TASKS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from coram_hf.evaluate import read_task, score
+from coram_hf.evaluation.light import read_task, score
 from coram_hf.hub.text import table
 
 HERE = Path(__file__).parent

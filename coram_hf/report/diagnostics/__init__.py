@@ -12,9 +12,11 @@ from typing_extensions import Unpack
 
 from coram_hf.config import CoramConfig, check_names
 from coram_hf.engine import Engine
-from coram_hf.errors import MergeError
-from coram_hf.options import MergeOptions
-from coram_hf.output import write_whole
+from coram_hf.errors import CoramError
+from coram_hf.inputs import Models, ModelSource, ModelSources, open_models
+from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.parent_card import provenance
+from coram_hf.outputs.files import write_whole
 from coram_hf.report.diagnostics.columns import conflict_numbers, conflict_rate
 from coram_hf.report.diagnostics.findings import Findings, walk
 from coram_hf.report.diagnostics.kept import retained, retention_numbers
@@ -23,8 +25,6 @@ from coram_hf.report.diagnostics.rows import ownership_numbers
 from coram_hf.report.diagnostics.scales import contraction_numbers
 from coram_hf.report.diagnostics.sizes import dispersion_numbers, threshold_numbers
 from coram_hf.report.diagnostics.subsets import branch_numbers, cancellation
-from coram_hf.sources import Expert, Experts, Models, open_models
-from coram_hf.sources.parent_card import provenance
 
 SECTIONS = {
     "dispersion": dispersion_numbers,
@@ -41,11 +41,11 @@ ENTRIES = {"ownership", "conflict"}
 
 
 def diagnose(
-    base: Expert,
-    experts: Experts,
+    base: ModelSource,
+    experts: ModelSources,
     config: CoramConfig | None = None,
     *,
-    merged: Experts = (),
+    merged: ModelSources = (),
     only: Collection[str] | None = None,
     **options: Unpack[MergeOptions],
 ) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def diagnose(
     asked = set(SECTIONS if only is None else [only] if isinstance(only, str) else only)
     check_names(sorted(asked), list(SECTIONS), "section")
     if asked == {"retention"} and not merged:
-        raise ValueError("retention is that of merged models: name at least one, with merged= or --merged")
+        raise CoramError("retention is that of merged models: name at least one, with merged= or --merged")
     config = config or CoramConfig()
     engine = Engine(base, experts, config, config.line, options)
     others = _open_merged(base, merged, options) if merged and "retention" in asked else None
@@ -72,42 +72,54 @@ def diagnose(
     return plain
 
 
-def dispersion(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def dispersion(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
     """r_i by expert and layer, D, and where it stands among the paper's bases."""
     return diagnose(base, experts, config, only=["dispersion"], **options)["dispersion"]
 
 
-def threshold(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def threshold(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
     """kappa and lambda of the rule by the threshold D_0."""
     return diagnose(base, experts, config, only=["threshold"], **options)["threshold"]
 
 
-def contraction(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def contraction(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
     """c_RMS beside sqrt(N), and other coefficients that need no data; see `scales.FORMULAS`."""
     return diagnose(base, experts, config, only=["contraction"], **options)["contraction"]
 
 
-def branches(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def branches(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
     """Size and direction of the update that every subset of the factors makes."""
     return diagnose(base, experts, config, only=["branches"], **options)["branches"]
 
 
-def audit(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def audit(base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any) -> Any:
     """Errors of the rotation logarithm, and condition numbers of the base's slices."""
     return diagnose(base, experts, config, only=["audit"], **options)["audit"]
 
 
-def ownership(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def ownership(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
     """Shares of rows by expert, and pairwise cosine and sign agreement."""
     return diagnose(base, experts, config, only=["ownership"], **options)["ownership"]
 
 
-def conflict(base: Expert, experts: Experts, config: CoramConfig | None = None, **options: Any) -> Any:
+def conflict(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
     """Shares of columns on which experts work against the mean update."""
     return diagnose(base, experts, config, only=["conflict"], **options)["conflict"]
 
 
-def retention(base: Expert, experts: Experts, merged: Experts, **options: Any) -> Any:
+def retention(base: ModelSource, experts: ModelSources, merged: ModelSources, **options: Any) -> Any:
     """How much of the experts' update merged models keep, by group of modules."""
     return diagnose(base, experts, merged=merged, only=["retention"], **options)["retention"]
 
@@ -117,13 +129,13 @@ def write_json(numbers: Mapping[str, Any], path: str | Path) -> None:
     write_whole(Path(path), json.dumps(numbers, indent=2, allow_nan=False) + "\n")
 
 
-def _open_merged(base: Expert, merged: Experts, options: MergeOptions) -> Models:
+def _open_merged(base: ModelSource, merged: ModelSources, options: MergeOptions) -> Models:
     """Merged models beside the base, checked as experts are."""
     told: Any = {key: options[key] for key in ("trust_remote_code", "allow_pickle") if key in options}
     try:
         return open_models(base, merged, **told)
-    except MergeError as error:
-        raise MergeError(f"among the merged models, {error}") from error
+    except CoramError as error:
+        raise CoramError(f"among the merged models, {error}") from error
 
 
 def _models(findings: Findings) -> dict[str, Any]:

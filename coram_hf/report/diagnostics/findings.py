@@ -9,14 +9,14 @@ from functools import cached_property
 
 from coram_hf.amplitude import contraction
 from coram_hf.engine import Engine
-from coram_hf.errors import MergeError
+from coram_hf.errors import CoramError
+from coram_hf.execution.survey import Survey, check_finite, measure
 from coram_hf.geometry import squared_norms
 from coram_hf.geometry.anatomy import Anatomy, dissect
 from coram_hf.geometry.branches import BRANCHES
-from coram_hf.record import Record
+from coram_hf.inputs import Models
+from coram_hf.methods.record import Record
 from coram_hf.report.places import Place, places
-from coram_hf.sources import Models
-from coram_hf.survey import Survey, check_finite, measure
 
 
 @dataclass(frozen=True)
@@ -140,5 +140,5 @@ def _moved(merged: Models, name: str) -> dict[str, float]:
     _, squares = squared_norms(*merged.tensors(name))
     for model, square in zip(merged.experts, squares, strict=True):
         if not math.isfinite(square):
-            raise MergeError(f"merged model {model!r}, tensor {name!r}: holds NaN or infinite values")
+            raise CoramError(f"merged model {model!r}, tensor {name!r}: holds NaN or infinite values")
     return dict(zip(merged.experts, squares, strict=True))

@@ -1,0 +1,78 @@
+"""The processes of one merge: which of them this is, and where they wait for each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from coram_hf.errors import CoramError
+
+logger = logging.getLogger("coram_hf")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `count`; `torchrun` starts several, everything else is one."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def find(cls) -> Processes:
+        """As the launcher says, through accelerate."""
+        if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+            if any(key.startswith("ACCELERATE_") for key in os.environ):
+                logger.warning(
+                    "accelerate launch started one process (on CPU it never starts more); "
+                    "`torchrun --nproc_per_node K -m coram_hf merge ...` starts several"
+                )
+            return cls()
+        from accelerate import PartialState
+
+        state = PartialState(cpu=not torch.cuda.is_available())
+        return cls(state.process_index, state.num_processes, state.local_process_index)
+
+    def wait(self) -> None:
+        """Go on when every process has come here."""
+        if self.count > 1:
+            from accelerate import PartialState
+
+            PartialState().wait_for_everyone()
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+def compute_device(device: str | torch.device | None, local_rank: int = 0) -> torch.device | None:
+    """The device of the geometry: as given, "auto" for an accelerator if there is one, None as the base."""
+    if device is None or isinstance(device, torch.device):
+        return device
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name = device if device != "auto" else found.type if found is not None else "cpu"
+    try:
+        chosen = torch.device(name)
+    except (RuntimeError, TypeError):
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
+        raise CoramError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto")
+    if chosen.type != "cpu" and (found is None or found.type != chosen.type):
+        raise CoramError(f"device: there is no {chosen.type!r} on this machine; found {found or 'cpu'}")
+    if chosen.type == "cuda" and chosen.index is None:
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return chosen
+
+
+def shares(costs: Mapping[str, int], count: int) -> list[list[str]]:
+    """Deal the names out to processes, dearest first, each to the process with the least to do so far."""
+    loads = [0] * count
+    owner = {}
+    for name in sorted(costs, key=lambda name: -costs[name]):
+        owner[name] = loads.index(min(loads))
+        loads[owner[name]] += costs[name]
+    return [[name for name in costs if owner[name] == rank] for rank in range(count)]

@@ -1,0 +1,178 @@
+"""From sources to a folder: reading, merging and writing side by side, split over processes, resumable."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from coram_hf.execution.processes import Processes, shares
+from coram_hf.execution.progress import Progress
+from coram_hf.execution.threads import in_threads
+from coram_hf.execution.workspace import Workspace
+from coram_hf.methods.record import Record
+from coram_hf.outputs.file_tensor import Output
+from coram_hf.outputs.folder import SYNC_BYTES, FolderSink, Unit
+
+AHEAD = 2
+"""Units that may be read ahead; those that are merged wait for the journal one at a time."""
+
+SYNC_SECONDS = 5.0
+"""The longest time between two entries in the journal."""
+
+
+class Done(NamedTuple):
+    """One finished unit: a record for every parameter, and where they are."""
+
+    records: list[Record]
+    tensors: Mapping[str, Output]
+
+
+class Stream:
+    """Runs the phases of a merge over units of parameters, and remembers what is finished."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        processes: Processes,
+        prefetch: Callable[[str], None],
+        threads: int,
+        label: str,
+        progress: bool,
+    ) -> None:
+        self._workspace = workspace
+        self._processes = processes
+        self._prefetch = prefetch
+        self._threads = threads
+        self._label = label
+        self._progress = progress and processes.first
+
+    def run(
+        self,
+        phase: str,
+        share: Sequence[Unit],
+        costs: Mapping[str, int],
+        work: Callable[[Unit], Done],
+        sink: FolderSink | None = None,
+    ) -> dict[str, Record]:
+        """Do the units of this process that no journal has, and return the records of all processes."""
+        finished = self._workspace.entries()
+        mine = [unit for unit in share if (phase, unit[0]) not in finished]
+        mine.sort(key=lambda unit: -sum(costs[name] for name in unit))
+        ahead = _ReadAhead(mine, self._prefetch)
+        writer = _Writer(self._workspace, phase, sink)
+        total = sum(costs[name] for unit in mine for name in unit)
+        try:
+            with Progress(f"{self._label}: {phase.partition(' ')[0]}", total, self._progress) as progress:
+                for unit, done in in_threads(work, ahead.through(mine), self._threads):
+                    writer.put(unit, done)
+                    progress.add(sum(costs[name] for name in unit))
+        finally:
+            ahead.stop()
+            writer.close()
+        self._processes.wait()
+        return {
+            name: Record.from_dict(record)
+            for (of, _), records in self._workspace.entries().items()
+            if of == phase
+            for name, record in records.items()
+        }
+
+
+def split(units: Iterable[Unit], costs: Mapping[str, int], count: int) -> list[list[Unit]]:
+    """Units dealt out to processes by cost."""
+    by_name = {unit[0]: unit for unit in units}
+    dealt = shares({name: sum(costs[n] for n in unit) for name, unit in by_name.items()}, count)
+    return [[by_name[name] for name in names] for names in dealt]
+
+
+class _ReadAhead:
+    """A thread that has the pages of the next units read while this one is merged."""
+
+    def __init__(self, units: Sequence[Unit], prefetch: Callable[[str], None]) -> None:
+        self._room = threading.Semaphore(AHEAD)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, args=(list(units), prefetch), daemon=True)
+        self._thread.start()
+
+    def _run(self, units: list[Unit], prefetch: Callable[[str], None]) -> None:
+        for unit in units:
+            self._room.acquire()
+            for name in unit:
+                if self._stopped:
+                    return
+                with suppress(Exception):  # the merge itself meets the same error, and reports it
+                    prefetch(name)
+
+    def through(self, units: Iterable[Unit]) -> Iterator[Unit]:
+        """The units; each that is taken to be merged makes room for another to be read."""
+        for unit in units:
+            self._room.release()
+            yield unit
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._room.release()
+        self._thread.join()
+
+
+class _Writer:
+    """A thread that writes finished units, unless they are written, and journals what is on the disk."""
+
+    def __init__(self, workspace: Workspace, phase: str, sink: FolderSink | None) -> None:
+        self._workspace, self._phase, self._sink = workspace, phase, sink
+        self._waiting: queue.Queue[tuple[Unit, Done] | None] = queue.Queue(1)
+        self._entries: list[tuple[str, str, Any]] = []
+        self._unsynced, self._synced = 0, time.monotonic()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, unit: Unit, done: Done) -> None:
+        """Hand over a unit; waits if too many are in line."""
+        self._raise()
+        self._waiting.put((unit, done))
+
+    def close(self) -> None:
+        """Write and journal what is in line."""
+        self._waiting.put(None)
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # the cores belong to the threads that merge
+        while (item := self._waiting.get()) is not None:
+            if self._error is None:
+                try:
+                    self._write(*item)
+                except BaseException as error:  # handed to the merging thread
+                    self._error = error
+        if self._error is not None:  # the disk tells of lost pages once: what is not synced yet is done again
+            return
+        try:
+            self._sync()
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, unit: Unit, done: Done) -> None:
+        if self._sink is not None:
+            self._unsynced += self._sink.write(done.tensors)
+        records = {name: record.to_dict() for name, record in zip(unit, done.records, strict=True)}
+        self._entries.append((self._phase, unit[0], records))
+        if self._unsynced >= SYNC_BYTES or time.monotonic() - self._synced >= SYNC_SECONDS:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._sink is not None:
+            self._sink.sync()
+        self._workspace.note(self._entries)
+        self._entries, self._unsynced, self._synced = [], 0, time.monotonic()

@@ -1,0 +1,188 @@
+"""The hidden folder in which a merge grows: its journal, its resumption, its renaming when it is whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coram_hf.errors import CoramError
+from coram_hf.outputs.files import sync_path
+
+STATE, JOURNAL = "state.json", "journal"
+logger = logging.getLogger("coram_hf")
+
+
+class Workspace:
+    """`.NAME.coram` beside the target NAME: the files of the result, what they are made of, and a journal.
+
+    A journal line is written when the data that it speaks of is on the disk, so whatever a journal says
+    is true after a crash. Another process has a journal of its own in the same folder.
+    """
+
+    def __init__(self, target: Path, rank: int = 0) -> None:
+        self.target = target
+        self.folder = target.parent / f".{target.name}.coram"
+        self.files = self.folder / "files"
+        self._rank = rank
+        self._journal: Any = None
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Keep other merges away from this target until the process ends."""
+        while self._lock is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                raise CoramError(
+                    f"another merge is writing to {self.target}; wait for it, or stop it"
+                ) from None
+            if self.folder.exists() and os.fstat(handle).st_ino == self.folder.stat().st_ino:
+                self._lock = handle
+            else:  # it was the folder of a merge that has just ended
+                os.close(handle)
+
+    def open(self, state: Mapping[str, Any] | None) -> None:
+        """Make the folder, or go on with the one that is there if it was begun from the same state.
+
+        Without a state nothing is ever resumed.
+        """
+        if self._begun(state) and self.files.is_dir():
+            logger.warning("going on with the merge that was begun in %s", self.folder)
+            return
+        if self.files.exists():
+            logger.warning("the inputs or options differ from those of %s: starting again", self.folder)
+        self._clear()
+        self.files.mkdir(parents=True)
+        if state is not None:
+            _write_synced(self.folder / STATE, _text(state))
+
+    def _clear(self) -> None:
+        """Empty the folder, the state first: what is left after a kill is never taken for a merge."""
+        (self.folder / STATE).unlink(missing_ok=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+        for path in self.folder.iterdir():
+            path.unlink()
+
+    def is_published(self, state: Mapping[str, Any] | None) -> bool:
+        """Whether a merge from this state was killed after its last step: only this folder was left."""
+        return self.target.is_dir() and not self.files.exists() and self._begun(state)
+
+    def _begun(self, state: Mapping[str, Any] | None) -> bool:
+        path = self.folder / STATE
+        return state is not None and path.is_file() and path.read_text(encoding="utf-8") == _text(state)
+
+    def entries(self) -> dict[tuple[str, str], Any]:
+        """What the journals of all processes say: (phase, unit) -> value; a torn last line is left out."""
+        found: dict[tuple[str, str], Any] = {}
+        for path in sorted(self.folder.glob(f"{JOURNAL}-*.jsonl")):
+            for line in path.read_bytes().split(b"\n"):
+                try:
+                    phase, unit, value = json.loads(line)
+                except ValueError:
+                    continue
+                found[phase, unit] = value
+        return found
+
+    def note(self, entries: Iterable[tuple[str, str, Any]]) -> None:
+        """Add lines to the journal of this process, for good."""
+        if self._journal is None:
+            path = self.folder / f"{JOURNAL}-{self._rank}.jsonl"
+            self._journal = path.open("ab")
+            self._journal.write(b"\n")
+        for entry in entries:
+            self._journal.write(json.dumps(entry).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def unlock(self) -> None:
+        """Let other merges have the target."""
+        self.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self.close()
+        self._clear()
+        self.folder.rmdir()
+
+    def publish(self, overwrite: bool) -> None:
+        """Give the files their final name, in one step, when all of them are on the disk."""
+        self.close()
+        if self.target.exists() and not overwrite:
+            raise FileExistsError(f"{self.target} has come into being meanwhile; move it away")
+        for path in self.files.rglob("*"):
+            if path.is_file():
+                sync_path(path)
+        sync_path(self.files)
+        if self.target.exists():
+            shutil.rmtree(self._replaced, ignore_errors=True)
+            os.replace(self.target, self._replaced)
+        os.replace(self.files, self.target)
+        sync_path(self.target.parent)
+        self.clean()
+
+    @property
+    def _replaced(self) -> Path:
+        return self.target.parent / f".{self.target.name}.replaced"
+
+    def clean(self) -> None:
+        """Remove all but the target; the state goes last, so that a kill in between is understood."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+        for path in self.folder.glob(f"{JOURNAL}-*"):
+            path.unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def check_target(target: Path, overwrite: bool, needed: int, inputs: Iterable[Path]) -> None:
+    """Refuse, before anything is read, what could not be written in the end."""
+    if target.is_symlink():
+        raise CoramError(f"{target} is a symbolic link; name the folder itself")
+    for path in inputs:
+        if overwrite and path.resolve().is_relative_to(target.resolve()):
+            raise CoramError(f"{target} holds an input of the merge, {path}; choose another folder")
+    if target.exists() and not overwrite:
+        raise CoramError(f"{target} exists; choose another folder, or pass overwrite=True (--overwrite)")
+    if target.exists() and not target.is_dir():
+        raise CoramError(f"{target} is a file; the merged model is a folder")
+    parent = target.parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise CoramError(f"cannot write to {parent}, where {target.name} is to be made")
+    free = shutil.disk_usage(parent).free
+    work = target.parent / f".{target.name}.coram"
+    begun = sum(path.stat().st_blocks * 512 for path in work.rglob("*") if path.is_file())
+    if free + begun < needed:
+        raise CoramError(
+            f"{target} will take {needed / 2**30:.2f} GB, but only {free / 2**30:.2f} GB are free in {parent}"
+        )
+
+
+def _text(state: Mapping[str, Any]) -> str:
+    return json.dumps(state, indent=1, sort_keys=True)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    partial = path.with_suffix(".new")
+    partial.write_text(text, encoding="utf-8")
+    sync_path(partial)
+    os.replace(partial, path)
+    sync_path(path.parent)

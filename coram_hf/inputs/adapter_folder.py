@@ -1,0 +1,149 @@
+"""Adapter folders: read, checked, and put over a shadow of the base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel, PeftType
+from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+from peft.utils import (
+    CONFIG_NAME,
+    SAFETENSORS_WEIGHTS_NAME,
+    WEIGHTS_NAME,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coram_hf.errors import CoramError, reason
+from coram_hf.inputs.adapters import open_adapters, put, require_mergeable, shadow
+from coram_hf.inputs.files import pickle_refused
+from coram_hf.inputs.oft import KEY_PREFIX, is_legacy, open_legacy
+from coram_hf.inputs.weights import Weights
+
+KEEPS_BASE = ("gaussian", "orthogonal", "eva")
+"""Named initialisations of LoRA that leave the base as it is; the others first take something out of it."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter."""
+    return (folder / CONFIG_NAME).is_file()
+
+
+def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = False) -> Weights:
+    """An adapter folder as an expert over the base."""
+    state = _read(folder, who, allow_pickle)
+    if is_legacy(state):
+        opened = open_legacy(who, base, folder, state)
+    else:
+        model = _load(base, folder, state, who)
+        opened = next(iter(open_adapters(who, model, base).values()))
+        opened.warnings += _other_base(base, who, model)
+    opened.files += [folder / CONFIG_NAME, *folder.glob("adapter_model.*")]
+    return opened
+
+
+def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
+    """The tensors of an adapter folder."""
+    if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
+        raise CoramError(f"{who}: {folder} has an {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
+    if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
+        raise pickle_refused(f"{who}: {folder}", WEIGHTS_NAME)
+    try:
+        state = load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # safetensors and pickles fail in many ways
+        raise CoramError(f"{who}: the weights in {folder} cannot be read ({reason(error)})") from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise CoramError(f"{who}: the weights in {folder} are not a dictionary of tensors")
+    if not state:
+        raise CoramError(f"{who}: the weights in {folder} are empty")
+    for key, tensor in state.items():
+        if ".lora_" in key and not tensor.is_floating_point():
+            raise CoramError(f"{who}, tensor {key!r}: dtype {tensor.dtype}, but an adapter must be floating")
+    return state
+
+
+def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
+    """The adapter over a shadow of the base, resized to the adapter's vocabulary if need be.
+
+    Parameters that the base makes when they are asked for are zeros there, which take no memory; those that
+    the adapter brings along, or that its initialisation writes to, are copies.
+    """
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        PeftType(config.peft_type)
+        require_mergeable(who, config)
+    except CoramError:
+        raise
+    except Exception as error:  # whatever a damaged or a foreign file makes PEFT do
+        raise CoramError(f"{who}: {folder / CONFIG_NAME} is no config of PEFT ({reason(error)})") from error
+    skeleton = shadow(base.model)
+    for name in base.overrides:
+        like = base.original(name)
+        put(skeleton, name, torch.zeros((), dtype=like.dtype).expand(like.shape))
+    _resize_for(skeleton, state)
+    rewrites = _rewrites_base(config)
+    own = dict(skeleton.named_parameters())
+    for key in state:
+        name = key.removeprefix(KEY_PREFIX).replace(".base_layer.", ".")
+        changed = [own.get(name), own.get(f"{name.partition('.lora_')[0]}.weight") if rewrites else None]
+        for parameter in changed:
+            if parameter is not None:
+                parameter.data = parameter.data.clone()
+    try:
+        model = PeftModel.from_pretrained(skeleton, str(folder), config=config)
+        loaded = set_peft_model_state_dict(model, dict(state), adapter_name="default")
+    except Exception as error:  # shapes, names and options that do not fit fail in many ways
+        trained_on = config.base_model_name_or_path
+        hint = f"; was it trained on {trained_on!r}?" if trained_on else ""
+        raise CoramError(
+            f"{who}: the adapter in {folder} does not fit the base ({reason(error)}){hint}"
+        ) from error
+    _check_keys(who, folder, config, loaded)
+    return model
+
+
+def _check_keys(who: str, folder: Path, config: PeftConfig, loaded: Any) -> None:
+    """Every tensor of the adapter must have its place, and every place its tensor.
+
+    PEFT itself writes some trained embeddings twice, of which it reads one.
+    """
+    prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(config.peft_type), "")
+    missing = [key for key in loaded.missing_keys if prefix in key and ".default" in key]
+    foreign = [key for key in loaded.unexpected_keys if ".modules_to_save." not in key]
+    for keys, what in ((missing, "lack"), (foreign, "have no place in the base for")):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise CoramError(
+                f"{who}: the weights in {folder} {what} {keys[0].removeprefix(KEY_PREFIX)!r}{more}; "
+                "the adapter is damaged, or of another base"
+            )
+
+
+def _rewrites_base(config: PeftConfig) -> bool:
+    """Whether the initialisation of an adapter, which is repeated when it is loaded, writes to the base."""
+    start = getattr(config, "init_lora_weights", True)
+    return isinstance(start, str) and start not in KEEPS_BASE
+
+
+def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
+    """Resize the embeddings to those that the adapter carries along, if it was trained with more tokens."""
+    embedding: Any = model.get_input_embeddings()
+    path = next((name for name, module in model.named_modules() if module is embedding), None)
+    names = [f"{path}.{inner}weight" for inner in ("", "modules_to_save.", "base_layer.")]
+    for key, tensor in state.items():
+        if key.removeprefix(KEY_PREFIX) in names and len(tensor) != len(embedding.weight):
+            model.resize_token_embeddings(len(tensor), mean_resizing=False)
+
+
+def _other_base(base: Weights, who: str, adapter: PeftModel) -> list[str]:
+    """A warning when an adapter says that it was trained on another model than the base."""
+    trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
+    ours = base.location
+    if not trained_on or not ours or Path(trained_on).name == Path(ours).name:
+        return []
+    names = [Path(name).name if name.startswith(("/", "~", ".")) else name for name in (trained_on, ours)]
+    return [f"{who} is an adapter of {names[0]!r}, but the base is {names[1]!r}"]

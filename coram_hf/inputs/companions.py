@@ -1,0 +1,88 @@
+"""What stands beside a checkpoint's weights: tokenizer, processor, chat template, custom code."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from coram_hf.inputs.weights import Weights
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "normalizer.json",
+    "vocab*",
+    "merges.txt",
+    "bpe.codes",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+CODE_FILES = ("*.py",)
+
+logger = logging.getLogger("coram_hf")
+
+
+def companion_folder(model: PreTrainedModel) -> Path | None:
+    """The folder that a model was loaded from, or a download of its companion files, or None."""
+    origin, commit = model.name_or_path or "", _hub_commit(model)
+    if origin and Path(origin).is_dir():
+        return Path(origin)
+    if commit is None:
+        return None
+    try:
+        patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES]
+        return Path(snapshot_download(origin, revision=commit, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        logger.warning("no tokenizer or processor files of %s: %s", origin, str(error).partition("\n")[0])
+        return None
+
+
+def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
+    """Copy tokenizer, template and processor files; Python files only where the user trusts them."""
+    patterns = (*TOKENIZER_FILES, *PROCESSOR_FILES, *(CODE_FILES if with_code else ()))
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
+        target = folder / path.relative_to(source)
+        if target.exists() and target.samefile(path):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside an adapter or a model's checkpoint, if there is one that loads."""
+    model = weights.model
+    origin, commit = model.name_or_path or "", _hub_commit(model)
+    if weights.folder is not None and any(weights.folder.glob("tokenizer*")):
+        origin, commit = str(weights.folder), None
+    if not origin or (commit is None and not any(Path(origin).glob("tokenizer*"))):
+        return None
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            origin, trust_remote_code=trust_remote_code, **({} if commit is None else {"revision": commit})
+        )
+        return found
+    except Exception as error:  # a merge may do without a tokenizer, however it is damaged
+        logger.warning("the tokenizer of %s does not load: %s", origin, str(error).partition("\n")[0])
+        return None
+
+
+def _hub_commit(model: PreTrainedModel) -> str | None:
+    """The commit of a model that was loaded from the Hub: as transformers remembers it, or from the cache."""
+    known: str | None = getattr(model.config, "_commit_hash", None)
+    origin = model.name_or_path or ""
+    if known is not None or origin.count("/") != 1 or Path(origin).is_dir():
+        return known
+    try:
+        cached = try_to_load_from_cache(origin, "config.json")
+    except ValueError:
+        return None
+    return Path(cached).parent.name if isinstance(cached, str) else None

@@ -1,0 +1,173 @@
+"""Which parameters are merged geometrically: the projection matrices of the transformer blocks.
+
+Targets are found by what a module is and where it stands, not by the name of its model: linear maps
+(and stacked experts) inside repeated blocks and, in a model that holds a language model beside towers
+for other modalities, inside that language model only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from coram_hf.errors import CoramError
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What modules and model configs call the number of experts of a mixture layer."""
+
+OTHER_MODALITIES = ("vision", "image", "audio", "speech", "video", "vq")
+"""Words in the names of sub-configs that describe something else than language."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that holds one projection matrix, or a stack of them."""
+
+    name: str
+    transposed: bool = False
+
+    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Views of the parameter as (output neurons x inputs) matrices."""
+        rows = tensor.mT if self.transposed else tensor
+        return rows.unbind(0) if rows.ndim == 3 else (rows,)
+
+
+def find_targets(
+    model: PreTrainedModel, target_modules: str | tuple[str, ...] | None = None, *, required: bool = True
+) -> tuple[Target, ...]:
+    """The target parameters of a model, in the order of its modules; tied parameters appear once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    selected = _block_modules(model) if target_modules is None else _matching(model, target_modules)
+    counts = _expert_counts(model.config.get_text_config())
+    targets = {
+        names[id(weight)]: Target(names[id(weight)], transposed)
+        for module in selected
+        for weight, transposed in _projections(module, counts)
+        if id(weight) in names and weight.is_floating_point()
+    }
+    if not targets and (required or target_modules is not None):
+        sought = "attention or MLP projections" if target_modules is None else f"match for {target_modules!r}"
+        raise CoramError(
+            f"found no {sought} in {type(model).__name__}; name the modules to merge with target_modules=, "
+            "a regular expression on module names, a list of suffixes, or 'all-linear'"
+        )
+    return tuple(targets.values())
+
+
+def _projections(module: nn.Module, expert_counts: set[int]) -> Iterator[tuple[Tensor, bool]]:
+    """The weight matrices that a module applies to its input, and whether they are stored transposed."""
+    if isinstance(module, nn.Linear):
+        yield module.weight, False
+    elif isinstance(module, Conv1D):
+        yield module.weight, True
+    elif isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+        yield module.in_proj_weight, False
+    elif not isinstance(module, nn.modules.conv._ConvNd):
+        counts = expert_counts | _expert_counts(module)
+        stacks = {
+            name: parameter
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.ndim == 3 and parameter.shape[0] in counts and min(parameter.shape[1:]) > 1
+        }
+        transposed = _stored_by_input(module, stacks)
+        yield from ((stack, transposed) for stack in stacks.values())
+
+
+def _expert_counts(holder: object) -> set[int]:
+    """The numbers of experts that a config or a module declares."""
+    found = {getattr(holder, key, None) for key in EXPERT_COUNTS}
+    return {count for count in found if isinstance(count, int) and not isinstance(count, bool)}
+
+
+def _stored_by_input(module: nn.Module, stacks: dict[str, nn.Parameter]) -> bool:
+    """Whether stacked experts are (expert, input, output): as declared, else by where the width stands.
+
+    Only a projection down ends in the width of the model; all others start from it.
+    """
+    declared = getattr(module, "is_transposed", None)
+    if declared is not None:
+        return bool(declared)
+    width = getattr(module, "hidden_size", getattr(module, "hidden_dim", None))
+    for name, stack in stacks.items():
+        outputs, inputs = stack.shape[1:] if "down" not in name else stack.shape[:0:-1]
+        if (outputs == width) != (inputs == width):
+            return outputs == width
+    return False
+
+
+def _block_modules(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Modules inside the repeated blocks of the language part, without the gates of mixtures."""
+    modules = dict(model.named_modules())
+    blocks = tuple(f"{name}." for name, module in modules.items() if _is_block_list(module))
+    within = _language_part(model, modules)
+    for name, module in modules.items():
+        if name.startswith(blocks) and within(name) and not _is_gate(name, modules):
+            yield module
+
+
+def _is_block_list(module: nn.Module) -> bool:
+    """A list of blocks: of modules that hold several linear maps each, not of the maps themselves."""
+    return isinstance(module, nn.ModuleList) and any(
+        sum(p.ndim >= 2 for p in item.parameters()) > 1 and not isinstance(item, nn.Linear) for item in module
+    )
+
+
+def _language_part(model: PreTrainedModel, modules: dict[str, nn.Module]) -> Callable[[str], bool]:
+    """Tells by name whether a module belongs to the language model, where there are other parts.
+
+    That is a submodule of this name or, in a model that generates from other modalities too, the smallest
+    one that holds the token embedding and blocks, without towers built from the other sub-configs.
+    """
+    roots = [name for name in modules if name.split(".")[-1] == "language_model"]
+    others = [
+        getattr(model.config, key, None)
+        for key in model.config.sub_configs
+        if any(word in key for word in OTHER_MODALITIES)
+    ]
+    foreign: tuple[str, ...] = ()
+    if not roots and others and model.can_generate():
+        roots = [_root_of_embedding(model, modules)]
+        kinds = tuple(type(config) for config in others if config is not None)
+        foreign = tuple(
+            f"{n}." for n, m in modules.items() if n and isinstance(getattr(m, "config", 0), kinds)
+        )
+    inside = tuple(f"{root}." if root else "" for root in roots)
+    return lambda name: (not roots or name.startswith(inside)) and not name.startswith(foreign)
+
+
+def _root_of_embedding(model: PreTrainedModel, modules: dict[str, nn.Module]) -> str:
+    embedding = model.get_input_embeddings()
+    name = next(name for name, module in modules.items() if module is embedding)
+    while name:
+        name = name.rpartition(".")[0]
+        if any(_is_block_list(module) for module in modules[name].modules()):
+            break
+    return name
+
+
+def _is_gate(name: str, modules: dict[str, nn.Module]) -> bool:
+    """Whether a module is, or lies in, the router of a mixture or a gate beside its experts."""
+    parts = name.split(".")
+    return any(
+        "router" in part
+        or (re.fullmatch(r"(.*_)?gate", part) and hasattr(modules[".".join(parts[:i])], "experts"))
+        for i, part in enumerate(parts)
+    )
+
+
+def _matching(model: PreTrainedModel, target_modules: str | tuple[str, ...]) -> Iterator[nn.Module]:
+    """Modules by PEFT's rules: a regex on the whole name, a list of suffixes, or all but the head."""
+    for name, module in model.named_modules():
+        if target_modules == "all-linear":
+            chosen = module is not model.get_output_embeddings()
+        elif isinstance(target_modules, str):
+            chosen = re.fullmatch(target_modules, name) is not None
+        else:
+            chosen = any(f".{name}".endswith(f".{suffix}") for suffix in target_modules)
+        if chosen:
+            yield module

@@ -1,0 +1,121 @@
+"""The weights of a model, by name: those in memory, on disk behind it, or made when they are asked for."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coram_hf.inputs.offloaded import is_offloaded, materialized, offloaded_tensors
+
+Make = Callable[[], Tensor]
+
+
+class Weights(Mapping[str, Tensor]):
+    """Parameters and persistent buffers by name; a tied parameter appears once, under its first name.
+
+    tied: the further names of tied parameters, and their first one; they can be looked up, too.
+    overrides: parameters that are made when they are asked for: by an adapter, from several tensors on disk,
+    or from where accelerate has put them.
+    load: how to get the model into memory, for one whose weights are on disk.
+    location, commit: the folder or Hub repository that it comes from, and its commit there, where known;
+    folder: where that is on this machine, if it was opened from there.
+    files: what the weights are read from. pieces: the memory maps behind each parameter.
+    kind: "full", or the PEFT type of the adapter; adapter: the model that holds it, and its name there.
+    orthogonality_error: max |R^T R - I| of an OFT adapter.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        overrides: Mapping[str, Make] | None = None,
+        *,
+        load: Callable[[], PreTrainedModel] | None = None,
+        files: Sequence[Path] = (),
+        pieces: Mapping[str, list[Tensor]] | None = None,
+        warnings: Sequence[str] = (),
+        kind: str = "full",
+        adapter: tuple[PeftModel, str] | None = None,
+        orthogonality_error: float | None = None,
+    ) -> None:
+        self.model = model
+        self.files = list(files)
+        self.warnings = list(warnings)
+        self.kind = kind
+        self.adapter = adapter
+        self.orthogonality_error = orthogonality_error
+        self.location: str | None = model.name_or_path or None
+        self.commit: str | None = getattr(model.config, "_commit_hash", None)
+        self.folder: Path | None = None
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        every = dict(model.named_parameters(remove_duplicate=False))
+        buffers = {k: v for k, v in model.state_dict().items() if k not in every}
+        self._tensors: dict[str, Tensor] = {k: p.detach() for k, p in model.named_parameters()} | buffers
+        self.tied = {k: first[id(p)] for k, p in every.items() if first[id(p)] != k}
+        self.overrides = {**offloaded_tensors(model), **(overrides or {})}
+        self.class_name = type(model).__name__
+        self._load = load
+        self._pieces = pieces or {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.overrides:
+            return self.overrides[name]()
+        first = self.tied.get(name, name)
+        if first in self.overrides:
+            return self.overrides[first]()
+        tensor = self.original(name)
+        return tensor.to(torch.float32) if _is_float8(tensor) else tensor
+
+    def original(self, name: str) -> Tensor:
+        """A tensor of the same shape and dtype, under an adapter's change, without making anything."""
+        return self._tensors[self.tied.get(name, name)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors or name in self.tied or name in self.overrides
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def copy_model(self) -> PreTrainedModel:
+        """A model of its own in memory, with these weights."""
+        if self._load is not None:
+            model = self._load()
+            state = model.state_dict(keep_vars=True)
+            for name, tensor in self._tensors.items():
+                if state[name].dtype != tensor.dtype:
+                    state[name].data = self[name].clone()
+            return model
+        if is_offloaded(self.model):
+            return materialized(self.model, self)
+        return copy.deepcopy(self.model)
+
+    def prefetch(self, name: str) -> None:
+        """Have the pages behind a tensor read from the disk, without waiting for them."""
+        for piece in self._pieces.get(self.tied.get(name, name), ()):
+            start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            length = piece.data_ptr() + piece.numel() * piece.element_size() - start
+            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_WILLNEED)
+
+
+MADV_WILLNEED = 3
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _is_float8(tensor: Tensor) -> bool:
+    """8-bit floats have no arithmetic in torch; float32 holds them exactly."""
+    return tensor.is_floating_point() and tensor.element_size() == 1

@@ -1,0 +1,1 @@
+"""The methods: CORAM, the rivals it is compared with, and what they have in common."""

@@ -1,0 +1,51 @@
+"""DARE-TIES: drop entries at random, rescale the rest, then elect signs as TIES does."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from coram_hf.geometry.slices import as_rows
+from coram_hf.methods.ties import Combine, Sign, elect, magnitude_cut
+from coram_hf.methods.updates import Updates
+
+
+def dare_ties(
+    updates: Updates,
+    *,
+    drop: float = 0.9,
+    density: float = 1.0,
+    scale: float = 1.0,
+    rescale: bool = True,
+    combine: Combine = "mean",
+    sign: Sign = "sum",
+    seed: int = 0,
+) -> Tensor:
+    """W = W_0 + scale * TIES election of m_i tau_i / (1 - drop), with m_i a random 0/1 mask of mean 1 - drop
+
+    `density` < 1 also keeps only that share of the survivors, by magnitude. The draw depends on the seed,
+    the tensor's name and the expert's position, not on the order in which tensors are merged.
+    """
+    keep = [survival_mask(updates, i, drop, seed) for i in range(len(updates))]
+    growth = 1 / (1 - drop) if rescale else 1.0
+    cuts = [0.0] * len(updates)
+    if density < 1:
+        cuts = [magnitude_cut(updates.tau(i)[mask], density) for i, mask in enumerate(keep)]
+    out = updates.empty()
+    for rows, taus in updates.blocks():
+        survivors = [
+            torch.where(mask[rows] & (tau.abs() >= cut), tau, 0.0)
+            for tau, mask, cut in zip(taus, keep, cuts, strict=True)
+        ]
+        out[rows] = elect(survivors, updates.weights, combine, sign)
+    return updates.shaped(out.mul_(scale * growth))
+
+
+def survival_mask(updates: Updates, i: int, drop: float, seed: int) -> Tensor:
+    """Where entries of tau_i survive: a uniform draw >= drop, seeded by sha256 of "seed/name/i"."""
+    digest = hashlib.sha256(f"{seed}/{updates.name}/{i}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+    draw = as_rows(torch.rand(updates.base.shape, generator=generator))
+    return (draw >= drop).to(updates.base.device)

@@ -1,0 +1,31 @@
+"""Linear averaging (model soups)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from coram_hf.geometry.slices import as_rows
+from coram_hf.methods.updates import Updates
+
+
+def linear(updates: Updates, *, normalize: bool = True) -> Tensor:
+    """W = sum w_i W_i, with w_i summing to 1 unless normalize=False
+
+    Without normalisation the weights are used as given, so that the base's share is sum w_i as well.
+    """
+    out = updates.empty()
+    excess = 0.0 if normalize else sum(updates.weights) - 1
+    for rows, taus in updates.blocks():
+        total = sum_weighted(taus, updates.weights)
+        if excess:
+            total.add_(as_rows(updates.base)[rows].to(total.dtype), alpha=excess)
+        out[rows] = total
+    return updates.shaped(out)
+
+
+def sum_weighted(taus: list[Tensor], weights: tuple[float, ...]) -> Tensor:
+    """sum w_i tau_i."""
+    total = taus[0] * weights[0]
+    for tau, weight in zip(taus[1:], weights[1:], strict=True):
+        total.add_(tau, alpha=weight)
+    return total

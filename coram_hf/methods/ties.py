@@ -1,0 +1,112 @@
+"""TIES: trim small entries, elect a sign for every parameter, merge the entries that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coram_hf.geometry.slices import row_blocks
+from coram_hf.methods.linear import sum_weighted
+from coram_hf.methods.updates import Updates
+
+Combine = Literal["mean", "sum"]
+Sign = Literal["sum", "count"]
+LARGE = 1 << 24
+"""Entries above which a tensor's cut is found by counting, not by selection on a copy."""
+
+
+def ties(
+    updates: Updates,
+    *,
+    density: float = 0.2,
+    scale: float = 1.0,
+    combine: Combine = "mean",
+    trim: Literal["tensor", "global"] = "tensor",
+    sign: Sign = "sum",
+) -> Tensor:
+    """W = W_0 + scale * mean (or sum) of the entries in the top `density` of tau_i that have the elected sign
+
+    The sign is that of the sum of the trimmed tau_i (`sum`) or of most of them (`count`); zero counts as +.
+    The top is taken within each tensor, or over all tensors of an expert together (`global`, ranked in
+    float32); entries as large as the smallest one kept are kept with it.
+    """
+    if trim == "global" and updates.thresholds is not None:
+        cuts = list(updates.thresholds)
+    else:
+        cuts = [tensor_cut(updates, i, density) for i in range(len(updates))]
+    out = updates.empty()
+    for rows, taus in updates.blocks():
+        trimmed = [torch.where(tau.abs() >= cut, tau, 0.0) for tau, cut in zip(taus, cuts, strict=True)]
+        out[rows] = elect(trimmed, updates.weights, combine, sign)
+    return updates.shaped(out.mul_(scale))
+
+
+def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Combine, sign: Sign) -> Tensor:
+    """Elect a sign for every entry and combine the weighted tau_i that carry it."""
+    votes = taus if sign == "sum" else [tau.sign() for tau in taus]
+    elected = torch.where(sum_weighted(votes, weights) >= 0, 1.0, -1.0).to(taus[0].dtype)
+    total, share = torch.zeros_like(elected), torch.zeros_like(elected)
+    for tau, weight in zip(taus, weights, strict=True):
+        agrees = (tau * elected > 0).to(tau.dtype)
+        total.addcmul_(tau, agrees, value=weight)
+        share.add_(agrees, alpha=weight)
+    if combine == "sum":
+        return total.mul_(len(taus))
+    return total.div_(torch.where(share > 0, share, 1.0))
+
+
+def tensor_cut(updates: Updates, i: int, density: float) -> float:
+    """The cut of one tensor; large ones are counted block by block, which needs no copy of them."""
+    if updates.base.numel() <= LARGE or updates.dtype != torch.float32:
+        return magnitude_cut(updates.tau(i), density)
+    return global_cut(lambda: (updates.tau(i, rows) for rows in row_blocks(updates.base)), density)
+
+
+def magnitude_cut(tau: Tensor, density: float) -> float:
+    """The magnitude of the k-th largest entry, k = int(density * size), at least 1."""
+    magnitudes = tau.abs().flatten()
+    keep = max(1, int(density * magnitudes.numel()))
+    return magnitudes.kthvalue(magnitudes.numel() - keep + 1).values.item() if len(magnitudes) else 0.0
+
+
+def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:
+    """The same over many tensors, without holding them: two counting passes over float32 bit patterns.
+
+    The bits of non-negative floats order as integers, so the upper half of the k-th largest pattern
+    is found by counting upper halves, and the lower half by counting within that upper half.
+    """
+    upper = _count(blocks(), lambda bits: bits >> 16)
+    keep = max(1, int(density * int(upper.sum())))
+    high, above = _kth_from_top(upper, keep)
+    lower = _count(blocks(), lambda bits: bits[bits >> 16 == high] & 0xFFFF)
+    low, _ = _kth_from_top(lower, keep - above)
+    return torch.tensor([high << 16 | low], dtype=torch.int32).view(torch.float32).item()
+
+
+def _count(blocks: Iterator[Tensor], half: Callable[[Tensor], Tensor]) -> Tensor:
+    counts = torch.zeros(1 << 16, dtype=torch.int64)
+    for block in blocks:
+        bits = block.abs().to("cpu", torch.float32).flatten().view(torch.int32)
+        counts += torch.bincount(half(bits), minlength=1 << 16)
+    return counts
+
+
+def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
+    """The bin that holds the k-th largest value, and how many values lie in the bins above it."""
+    from_top = counts.flip(0).cumsum(0)
+    position = int(torch.searchsorted(from_top, k))
+    above = int(from_top[position - 1]) if position else 0
+    return len(counts) - 1 - position, above
+
+
+def global_cuts(tensors: Callable[[], Iterator[Updates]], n_experts: int, density: float) -> Sequence[float]:
+    """Per expert, the cut of a trim over all its tensors together."""
+
+    def entries(i: int) -> Iterator[Tensor]:
+        return (updates.tau(i) for updates in tensors())
+
+    return [global_cut(partial(entries, i), density) for i in range(n_experts)]

@@ -1,0 +1,6 @@
+"""Where merged weights go."""
+
+from coram_hf.outputs.folder import FolderSink, Layout, without_data
+from coram_hf.outputs.memory import ModelSink
+
+__all__ = ["FolderSink", "Layout", "ModelSink", "without_data"]
