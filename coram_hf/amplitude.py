@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
-from coram_hf.config import Balance, CoramConfig
+from coram_hf.config import Balance, CoramConfig, Scale
 from coram_hf.errors import CoramError
 
 KAPPA_LOW_DISPERSION = 1.15
@@ -16,7 +17,9 @@ UNEXPLORED_DISPERSION = (3.5, 16.0)
 """The paper has four bases with D <= 3.5, one with D = 16, and none in between."""
 
 FOREIGN_UPDATE = 0.7
-"""Relative update above which an expert was hardly fine-tuned from this base; unrelated weights have 1.4."""
+"""Relative update above which an expert was probably not fine-tuned from the base; unrelated: 1.4."""
+
+Wanted = Literal["nothing", "side", "exact"]
 
 
 @dataclass(frozen=True)
@@ -34,44 +37,98 @@ class UpdateNorms:
 
 
 @dataclass(frozen=True)
+class Strength:
+    """What a caller says about the strength of a merge; a method without amplification has lam = 1.
+
+    weights: w_i, summing to 1. threshold: D at which the kappa rule changes.
+    """
+
+    weights: tuple[float, ...]
+    balance: Balance | None = None
+    kappa: float | None = None
+    scale: Scale = "sqrt_n"
+    lam: float | None = None
+    threshold: float = 7.5
+
+    @classmethod
+    def of(cls, config: CoramConfig, n_experts: int) -> Strength:
+        """The strength that a configuration asks for."""
+        return cls(
+            config.expert_weights(n_experts),
+            config.balance,
+            config.kappa,
+            config.scale,
+            config.lam,
+            config.dispersion_threshold,
+        )
+
+    @property
+    def source(self) -> str:
+        """How lambda comes about: "given", "kappa" (a given kappa) or "rule" (kappa from D)."""
+        return "given" if self.lam is not None else "kappa" if self.kappa is not None else "rule"
+
+    @property
+    def measures_contraction(self) -> bool:
+        """Whether lambda needs c_RMS, which only a pass over all targets can tell."""
+        return self.lam is None and self.scale == "c_rms"
+
+
+def wanted(strength: Strength) -> Wanted:
+    """What must be known of the update norms before merging: exact ones, or the side of D's threshold."""
+    if strength.balance is not None:
+        return "exact"
+    by_rule = strength.source == "rule" and strength.scale == "sqrt_n"
+    return "side" if by_rule else "nothing"
+
+
+@dataclass(frozen=True)
 class Amplitude:
-    """What the update norms say before merging: dispersion, balance factors, kappa, and lambda."""
+    """What strength and update norms decide: dispersion, balance factors, kappa, and lambda.
+
+    factors: f_i in expert order. Without norms the dispersion is NaN and nothing is balanced.
+    lam: None while it is unknown: D is infinite under the rule, or c_RMS is not measured yet.
+    """
 
     relative_updates: dict[str, float]
-    factors: dict[str, float]
+    factors: tuple[float, ...]
     dispersion: float
     unbalanced_dispersion: float
     kappa: float | None
     sqrt_n: float
-    warnings: tuple[str, ...]
-
-    def coefficient(self, config: CoramConfig, c_rms: float | None) -> float | None:
-        """lambda: as given, or kappa times the scale; None while either is unknown."""
-        if config.lam is not None:
-            return config.lam
-        scale = self.sqrt_n if config.scale == "sqrt_n" else c_rms
-        return None if self.kappa is None or scale is None else self.kappa * scale
+    lam: float | None
+    warnings: tuple[str, ...] = ()
 
 
-def measure_amplitude(norms: UpdateNorms, config: CoramConfig) -> Amplitude:
-    """Everything about lambda that the experts' update norms decide."""
-    relative = norms.relative()
-    factors = balance_factors(relative, config.balance)
+def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = None) -> Amplitude:
+    """Decide lambda: as given, or kappa * sqrt(N), or kappa * c_RMS."""
+    n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
+    relative = {} if norms is None else norms.relative()
+    factors = balance_factors(relative, strength.balance)
     balanced = {name: factors[name] * r for name, r in relative.items()}
-    D = dispersion(balanced)
-    weights = config.expert_weights(len(relative))
-    kappa = config.kappa
+    D = dispersion(balanced) if balanced else math.nan
+    kappa = strength.kappa
     if kappa is None and math.isfinite(D):
-        kappa = kappa_rule(D, config.dispersion_threshold)
+        kappa = kappa_rule(D, strength.threshold)
+    lam = strength.lam
+    if lam is None:
+        scale = ideal if strength.scale == "sqrt_n" else c_rms
+        lam = None if kappa is None or scale is None else kappa * scale
     return Amplitude(
         relative_updates=relative,
-        factors=factors,
+        factors=tuple(factors.values()) or (1.0,) * n_experts,
         dispersion=D,
-        unbalanced_dispersion=dispersion(relative),
+        unbalanced_dispersion=dispersion(relative) if relative else math.nan,
         kappa=kappa,
-        sqrt_n=ideal_contraction(weights),
-        warnings=tuple(_warnings(relative, D, config)),
+        sqrt_n=ideal,
+        lam=lam,
+        warnings=tuple(_warnings(relative, D, strength)) if relative else (),
     )
+
+
+def require_kappa(amplitude: Amplitude, strength: Strength) -> None:
+    """Refuse to merge where the kappa rule has no answer and the caller gave none."""
+    if strength.lam is None and amplitude.kappa is None and amplitude.relative_updates:
+        raise CoramError(f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= or lam=")
 
 
 def ideal_contraction(weights: Sequence[float]) -> float:
@@ -109,40 +166,40 @@ def contraction(update_norms: Sequence[float], merged_norm: float) -> float | No
     return rms / merged_norm if rms > 0 and merged_norm > 0 else None
 
 
-def require_coefficient(amplitude: Amplitude, config: CoramConfig) -> None:
-    """Refuse to merge where the kappa rule has no answer and the caller gave none."""
-    if config.lam is None and amplitude.kappa is None:
-        raise CoramError(f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= or lam=")
+def balanced_contraction(norms: UpdateNorms, factors: Sequence[float], merged_square: float) -> float | None:
+    """c_RMS of the balanced updates f_i dW_i and a merged update of the given squared norm."""
+    balanced = [f * square**0.5 for f, square in zip(factors, norms.updates.values(), strict=True)]
+    return contraction(balanced, merged_square**0.5)
 
 
 def _unchanged(relative: Mapping[str, float]) -> str:
-    names = ", ".join(repr(name) for name, r in relative.items() if r == 0)
-    return (
-        f"expert {names} does not differ from the base on the target matrices: the dispersion D is infinite"
-    )
+    names = [repr(name) for name, r in relative.items() if r == 0]
+    who = f"expert {names[0]} does" if len(names) == 1 else f"experts {', '.join(names)} do"
+    return f"{who} not differ from the base on the target matrices: the dispersion D is infinite"
 
 
-def _warnings(relative: Mapping[str, float], D: float, config: CoramConfig) -> list[str]:
+def _warnings(relative: Mapping[str, float], D: float, strength: Strength) -> list[str]:
     foreign = [f"{name!r} (r = {r:.2f})" for name, r in relative.items() if r >= FOREIGN_UPDATE]
     warnings = []
     if foreign:
+        who = f"expert {foreign[0]} differs" if len(foreign) == 1 else f"experts {', '.join(foreign)} differ"
         warnings.append(
-            f"expert {', '.join(foreign)} differs from the base by about as much as unrelated weights do: "
+            f"{who} from the base by about as much as unrelated weights do: "
             "the experts do not seem to share this base"
         )
-    by_rule = config.lam_source == "rule"
+    by_rule = strength.source == "rule"
     if math.isinf(D):
         return [*warnings, _unchanged(relative) + (" and the kappa rule does not apply" if by_rule else "")]
     low, high = UNEXPLORED_DISPERSION
     if low < D < high and by_rule:
         warnings.append(
             f"dispersion D = {D:.2f} lies between {low:g} and {high:g}, where the paper has no base: "
-            f"kappa = {kappa_rule(D, config.dispersion_threshold):g} is an extrapolation; "
+            f"kappa = {kappa_rule(D, strength.threshold):g} is an extrapolation; "
             "compare it with a lambda sweep if you can"
         )
-    if D >= config.dispersion_threshold and config.balance is None:
+    if D >= strength.threshold and strength.balance is None:
         warnings.append(
-            f"dispersion D = {D:.2f} is at or above the threshold {config.dispersion_threshold:g}: "
+            f"dispersion D = {D:.2f} is at or above the threshold {strength.threshold:g}: "
             'the experts are uneven; balance="damp" is recommended'
         )
     return warnings

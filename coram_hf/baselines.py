@@ -1,32 +1,89 @@
-"""The methods that CORAM is compared with, one file each, on plain tensors."""
+"""The methods that CORAM is compared with, on whole models and on single tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 from torch import Tensor
 
 from coram_hf.config import check_weights, normalized_weights
+from coram_hf.errors import CoramError
 from coram_hf.geometry import check_tensors
-from coram_hf.methods.presets import MERGEBENCH_PRESETS, PAPER_PRESETS, PRESETS, Preset
-from coram_hf.methods.registry import METHODS, Method, find_method
+from coram_hf.inputs.opening import ModelSource, ModelSources
+from coram_hf.inputs.options import MergeOptions, merge_options
+from coram_hf.merger import Merger
+from coram_hf.methods.baseline import Baseline
+from coram_hf.methods.oft import OftMerge, choose_oft
+from coram_hf.methods.registry import (
+    Preset,
+    find_method,
+    mergebench_presets,
+    paper_presets,
+    rival_names,
+)
 from coram_hf.methods.updates import Updates
-
-if TYPE_CHECKING:
-    from coram_hf.result import MergeResult
+from coram_hf.result import MergeResult
 
 __all__ = [
     "MERGEBENCH_PRESETS",
     "METHODS",
     "PAPER_PRESETS",
     "PRESETS",
-    "Method",
+    "Baseline",
     "Preset",
+    "Updates",
     "merge",
     "merge_oft",
     "merge_tensor",
+    "open_merger",
 ]
+
+METHODS = {name: find_method(name) for name in rival_names()}
+PAPER_PRESETS = paper_presets()
+MERGEBENCH_PRESETS = mergebench_presets()
+PRESETS = PAPER_PRESETS | MERGEBENCH_PRESETS
+"""Ready parameter sets, by the names of the paper's tables."""
+
+
+def open_merger(base: ModelSource, experts: ModelSources, method: str, **options: Any) -> Merger:
+    """The merger of any method, CORAM among them, with all sources opened and checked.
+
+    Options: the parameters of the method, `weights`, `balance`, `target_modules`, and those of
+    `MergeOptions`.
+    """
+    entry = find_method(method)
+    shared = {key: value for key, value in options.items() if key in merge_options()}
+    parameters = {key: value for key, value in options.items() if key not in shared}
+    return Merger(base, experts, entry.choose(parameters), cast(MergeOptions, shared))
+
+
+def merge(
+    base: ModelSource, experts: ModelSources, method: str, *, keep_update: bool = False, **options: Any
+) -> MergeResult:
+    """Merge models by a method, with the report of CoramMerger.
+
+    Options: those of `open_merger`, and `keep_update`, for `with_lambda`.
+    """
+    return open_merger(base, experts, method, **options).merge(keep_update=keep_update)
+
+
+def merge_oft(
+    base: ModelSource,
+    experts: ModelSources,
+    *,
+    weights: Sequence[float] | None = None,
+    **options: Any,
+) -> MergeResult:
+    """OrthoMerge on the skew generators of OFT adapters; `save_adapter` writes the merged adapter.
+
+    Options: those of `MergeOptions`.
+    """
+    choice = choose_oft({"space": "oft", "weights": weights})
+    merger = Merger(base, experts, choice, cast(MergeOptions, options))
+    adapter = cast(OftMerge, merger.method).adapter
+    return merger.merge(keep_update=False).with_adapter(adapter)
 
 
 def merge_tensor(
@@ -43,34 +100,17 @@ def merge_tensor(
     `name` is the tensor's name, for methods that draw random numbers.
     """
     chosen = find_method(method)
+    if not isinstance(chosen, Baseline):
+        raise CoramError(f"{method} does not merge single tensors; see coram_hf.geometry.merge_matrix")
     complete = chosen.complete(parameters)
     check_tensors(base, experts)
-    shares = method_weights(weights, len(experts), complete)
-    updates = Updates(base.detach(), [e.detach() for e in experts], shares, (1.0,) * len(experts), name)
+    raw = Updates(
+        base.detach(),
+        [expert.detach() for expert in experts],
+        normalized_weights(weights, len(experts)),
+        (1.0,) * len(experts),
+        name,
+        None if weights is None else check_weights(weights),
+    )
+    updates = replace(raw, prepared=chosen.prepared(lambda: iter([raw]), complete))
     return chosen(updates, complete).add_(updates.base)
-
-
-def merge(base: Any, experts: Sequence[Any] | Mapping[str, Any], method: str, **options: Any) -> MergeResult:
-    """Merge models by a baseline method, with the engine and the report of CoramMerger.
-
-    Options: `weights`, `balance`, `target_modules`, `keep_update` (for `with_lambda`), those of
-    `MergeOptions`, and the parameters of the method.
-    """
-    from coram_hf.baseline_merger import BaselineMerger
-
-    return BaselineMerger(base, experts, method, **options).merge()
-
-
-def merge_oft(base: Any, experts: Sequence[Any] | Mapping[str, Any], **options: Any) -> MergeResult:
-    """OrthoMerge on the skew generators of OFT adapters; options: `weights`, and those of `MergeOptions`."""
-    from coram_hf.oft_merger import OftMerger
-
-    return OftMerger(base, experts, **options).merge()
-
-
-def method_weights(
-    weights: Sequence[float] | None, n_experts: int, parameters: Mapping[str, Any]
-) -> tuple[float, ...]:
-    """w_i summing to 1, or as given for a method that is told not to normalise."""
-    normalized = normalized_weights(weights, n_experts)
-    return normalized if weights is None or parameters.get("normalize", True) else check_weights(weights)

@@ -2,39 +2,226 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from functools import partial
+import logging
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from huggingface_hub import ModelCardData
 from typing_extensions import Unpack
 
-from coram_hf.amplitude import ideal_contraction, require_coefficient
-from coram_hf.base_merger import Merger
-from coram_hf.config import CoramConfig
-from coram_hf.engine import Engine
+from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, choose, require_kappa, wanted
+from coram_hf.config import CoramConfig, check_names
 from coram_hf.errors import CoramError
-from coram_hf.folder_merge import FolderMerge
-from coram_hf.geometry import SliceStats, merge_rows, merge_update, squared_norms
-from coram_hf.inputs import ModelSource, ModelSources
-from coram_hf.inputs.options import MergeOptions
+from coram_hf.execution.device import check_precision, compute_device
+from coram_hf.execution.files import FileRunner
+from coram_hf.execution.forecast import Forecast, forecast, requirements
+from coram_hf.execution.processes import Processes
+from coram_hf.execution.resuming import workspace_of
+from coram_hf.execution.runner import MemoryRunner, Runner, Sink, merge_task
+from coram_hf.execution.survey import Survey
+from coram_hf.hub import publish_report, push_folder, write_card
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
+from coram_hf.inputs.options import MergeOptions, check_options
+from coram_hf.methods.coram import choose_coram
+from coram_hf.methods.entry import Choice
+from coram_hf.methods.protocol import Method
 from coram_hf.methods.record import Record, total
-from coram_hf.methods.residual import BY_ROWS, merge_residual
-from coram_hf.methods.updates import Updates
-from coram_hf.outputs.assembly import write, write_blocks, write_rows
-from coram_hf.outputs.file_tensor import Output
+from coram_hf.outputs.memory import ModelSink, new_model
+from coram_hf.outputs.model_files import save_model_files
 from coram_hf.report import MergePlan, MergeReport
+from coram_hf.report.build import build_plan, build_report, retained
+from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
+
+PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
+logger = logging.getLogger("coram_hf")
+SinkType = TypeVar("SinkType", bound=Sink)
+
+
+class Outcome(NamedTuple):
+    """A finished merge: what happened to every parameter, the exact amplitude, and the norms behind it."""
+
+    records: dict[str, Record]
+    amplitude: Amplitude
+    survey: Survey
+
+
+def merge_into(
+    sink: SinkType, run: Runner[SinkType], inputs: Inputs, method: Method, strength: Strength
+) -> Outcome:
+    """Merge every parameter into its place in a sink, amplified by the lambda that the norms decide."""
+    names = method.names(inputs)
+    known = run.norms(wanted(strength))
+    amplitude = choose(None if known is None else known.measured, strength)
+    require_kappa(amplitude, strength)
+    work, c_rms = method.bind(inputs, amplitude.factors, measure=run.measures), None
+
+    if amplitude.lam is None:
+        amplified = [name for name, how in names.items() if how.amplified]
+        task = merge_task(work, names, None, inputs, run.measures)
+        measured = run.each("geometry", amplified, task, sink if sink.keeps else None)
+        known = known or Survey.of(measured, inputs)
+        require_kappa(choose(known.measured, strength), strength)
+        merged_square = total(measured.values()).slices.squared_norm
+        c_rms = balanced_contraction(known.measured, amplitude.factors, merged_square)
+        amplitude = choose(known.measured, strength, c_rms)
+        work = sink.kept(work, measured)
+        if amplitude.lam is None:
+            raise CoramError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
+
+    while True:
+        task = merge_task(work, names, amplitude.lam, inputs, run.measures)
+        records = run.each(f"write {amplitude.lam!r}", list(names), task, sink)
+        survey = Survey.of(records, inputs) if run.measures or known is None else known
+        exact = choose(survey.measured, strength, c_rms)
+        if exact.lam == amplitude.lam:
+            return Outcome(records, exact, survey)
+        logger.warning(
+            "the dispersion of all targets is %.3g, on the other side of the threshold than that of the "
+            "sample: merging again with lambda %s in place of %s",
+            exact.dispersion,
+            exact.lam,
+            amplitude.lam,
+        )
+        amplitude = exact
+
+
+class Merger:
+    """A method on some inputs, which are read and never changed."""
+
+    def __init__(
+        self, base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
+    ) -> None:
+        """Open and check all sources."""
+        started = time.perf_counter()
+        inputs = open_for(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+        opening = time.perf_counter() - started
+        self._set_up(inputs, choice, options.get("progress", True), opening)
+
+    @classmethod
+    def of(cls, inputs: Inputs, choice: Choice, *, progress: bool = True) -> Merger:
+        """A merger on inputs that are open already."""
+        merger = cls.__new__(cls)
+        targets = inputs.with_targets(choice.target_modules, required=choice.need_targets)
+        merger._set_up(targets, choice, progress, opening=0.0)
+        return merger
+
+    def _set_up(self, inputs: Inputs, choice: Choice, progress: bool, opening: float) -> None:
+        check_precision(inputs.device, choice.compute_dtype)
+        self.inputs = inputs
+        self.method = choice.make(inputs)
+        self._choice = choice
+        self._strength = choice.strength(len(inputs.experts))
+        self._progress, self._opening = progress, opening
+
+    @cached_property
+    def _memory(self) -> MemoryRunner:
+        return MemoryRunner(self.inputs, self._choice.label, self._progress)
+
+    def inspect(self) -> MergePlan:
+        """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""
+        survey = self._memory.norms()
+        return self._plan(choose(survey.measured, self._strength), survey)
+
+    def _plan(self, amplitude: Amplitude, survey: Survey) -> MergePlan:
+        names = self.method.names(self.inputs)
+        return build_plan(self.inputs, self._choice.label, names, amplitude, survey, self._choice.carrying)
+
+    def merge(self, *, keep_update: bool = True) -> MergeResult:
+        """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
+
+        `keep_update=False` forgets each update once it is written, so that the result cannot be
+        reassembled by `with_lambda`; with `scale="c_rms"` all are held until lambda is known.
+        """
+        inputs = self.inputs
+        for warning in self.inspect().warnings:
+            logger.warning(warning)
+        names = self.method.names(inputs)
+        amplified = [name for name, how in names.items() if how.amplified]
+        keep = keep_update or self._strength.measures_contraction
+        sink = ModelSink(new_model(inputs), inputs.targets, (amplified or list(names)) if keep else ())
+        outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
+        report = self._report(outcome, sink.model.dtype)
+        updates = sink.updates if keep_update else None
+        return MergeResult(sink.model, report, inputs, updates, retained(outcome.records, outcome.survey))
+
+    def merge_to(
+        self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int | str = "50GB"
+    ) -> MergeReport:
+        """Merge from files to files, in memory for a few matrices, and return the report.
+
+        The folder appears when it is whole. A merge that was stopped resumes when the same call is made
+        again; one whose inputs have changed starts over. Under `torchrun` every process writes a share of
+        the shards.
+        """
+        run = self._files(folder, max_shard_size)
+        with workspace_of(run, overwrite) as finished:
+            if not finished:
+                with ThreadPoolExecutor(1) as beside:
+                    beside.submit(preload)
+                    outcome = merge_into(run.sink(), run, self.inputs, self.method, self._strength)
+                for warning in self._plan(outcome.amplitude, outcome.survey).warnings:
+                    logger.warning(warning)
+                report = self._report(outcome, run.layout.skeleton.dtype)
+                if run.processes.first:
+                    save_model_files(run.workspace.files, run.layout, self.inputs)
+                    publish_report(report, run.workspace.files)
+                    run.workspace.publish(overwrite)
+                run.processes.wait()
+        return MergeReport.load(run.target)
+
+    def _report(self, outcome: Outcome, dtype: torch.dtype) -> MergeReport:
+        records, amplitude, survey = outcome
+        plan = self._plan(amplitude, survey)
+        settings, strength = self.method.settings, self._strength
+        return build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+
+    def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
+        """Merge into a folder that is pushed and forgotten; options: see `hub.push_folder`."""
+        check_names(options, PUSH_OPTIONS, "push option")
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "merged"
+            report = self.merge_to(folder)
+            if card_data is not None:
+                write_card(report, folder, card_data)
+            return push_folder(folder, repo_id, fresh=True, **options)
+
+    def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Raise what `merge_to` would raise before it merges: about the folder, the disk, and lambda."""
+        self._files(folder).check(overwrite)
+        if self._strength.source == "rule":
+            require_kappa(choose(self._memory.norms().measured, self._strength), self._strength)
+
+    def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
+        """Bytes of disk that `merge_to` takes, and about how much memory."""
+        return requirements(
+            self._files("merged", max_shard_size), self.inputs, self.method.names(self.inputs)
+        )
+
+    def forecast(self, folder: str | Path) -> Forecast:
+        """How long `merge_to` would take; merges one parameter of every shape to find out."""
+        names, n_experts = self.method.names(self.inputs), len(self.inputs.experts)
+        work = self.method.bind(self.inputs, (1.0,) * n_experts, measure=True)
+        task = merge_task(work, names, 1.0, self.inputs, measures=True)
+        passes = 2 if self._strength.measures_contraction else 1
+        return forecast(self._files(folder), self.inputs, names, task, passes, self._opening)
+
+    def _files(self, folder: str | Path, max_shard_size: int | str = "50GB") -> FileRunner:
+        label, settings = self._choice.label, self.method.settings
+        return FileRunner(self.inputs, folder, max_shard_size, settings, label, self._progress)
 
 
 class CoramMerger(Merger):
     """Merge experts that were fine-tuned from one base, by CORAM.
 
     The base and the experts are read, never changed. Memory beyond them: the result, the kept update
-    (4 bytes a target parameter, none with `keep_update=False`), and some tens of megabytes; the
+    (4 bytes per target parameter, none with `keep_update=False`), and some tens of megabytes; the
     residual pathways `ties` and `tsvm` also need a few times their largest tensor.
 
     Args:
@@ -57,166 +244,20 @@ class CoramMerger(Merger):
                 f"config must be a CoramConfig, found {config!r}; CoramConfig.from_line(...) reads a line"
             )
         self.config = config or CoramConfig()
-        self._engine = Engine(base, experts, self.config, self.config.line, options)
-        self._passes = 2 if self.config.scale == "c_rms" and self.config.lam is None else 1
-
-    def inspect(self) -> MergePlan:
-        """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""
-        engine = self._engine
-        share = engine.survey.total_outside_share()
-        left_behind = []
-        if self.config.residual is None and share > 0:
-            left_behind.append(
-                f"{share:.1%} of the experts' update norm lies outside the target matrices and stays at the "
-                f"base; the lines {', '.join(self.config.residual_lines)} would carry it"
-            )
-        return engine.plan(
-            residual=engine.outside if self.config.residual else [],
-            kappa=engine.amplitude.kappa,
-            lam=engine.amplitude.coefficient(self.config, c_rms=None),
-            left_behind=left_behind,
-        )
-
-    def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """The same, and whether lambda can be told."""
-        super().check(folder, overwrite=overwrite)
-        require_coefficient(self._engine.amplitude, self.config)
-
-    def merge(self, *, keep_update: bool = True) -> MergeResult:
-        """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
-
-        `keep_update=False` forgets each update once it is written, so that the result cannot be
-        reassembled by `with_lambda`; with `scale="c_rms"` all are held until lambda is known.
-        """
-        engine = self._engine
-        plan = self.inspect()
-        require_coefficient(engine.amplitude, self.config)
-        engine.announce(plan)
-
-        sink, lam = engine.new_sink(), plan.lam
-        updates: dict[str, Tensor] = {}
-
-        def merge_target(name: str) -> Record:
-            if lam is not None and not keep_update:
-                return self._merge_parameter(name, sink.tensor(name), lam)
-            record = Record()
-            updates[name] = engine.new_update(name, partial(self._merge_matrix, record.slices))
-            return record
-
-        def write_target(name: str) -> None:
-            assert lam is not None
-            write(sink.tensor(name), engine.models.base_tensor(name), updates[name], lam, records[name])
-
-        records = engine.each(plan.targets, merge_target, "targets")
-        if lam is None:
-            square = total(records.values()).slices.squared_norm
-            lam = _require_update(engine.amplitude.coefficient(self.config, engine.contraction(square)))
-        engine.each(list(updates), write_target, "writing")
-        records |= engine.each(
-            plan.residual, lambda name: self._merge_parameter(name, sink.tensor(name), None), "residual"
-        )
-        report = self._report(plan, records, sink.model.dtype, lam)
-        return MergeResult(
-            sink.model, report, engine.origin(), updates if keep_update else None, engine.retained(records)
-        )
-
-    def _merges(self, name: str) -> bool:
-        return name in self._engine.targets or (
-            self.config.residual is not None and name in self._engine.outside
-        )
-
-    def _copies(self, name: str) -> int:
-        by_rows = name in self._engine.targets or not self._merges(name) or self.config.residual in BY_ROWS
-        return 0 if by_rows else super()._copies(name)
-
-    def _merge_parameter(self, name: str, out: Output, lam: float | None) -> Record:
-        """A target amplified by lambda, or a parameter of the residual pathway."""
-        if name in self._engine.targets:
-            return self._merge_target(name, out, lam)
-        base, experts = self._engine.models.tensors(name)
-        record = Record()
-        record.measure(*squared_norms(base, experts))
-        how = self.config.residual
-        assert how is not None
-        updates = Updates(base, experts, self._engine.weights, self._engine.factors, name)
-        if how in BY_ROWS:
-            write_blocks(out, base, lambda rows: merge_residual(updates.part(rows), how), 1.0, record)
-        else:
-            write(out, base, merge_residual(updates, how), 1.0, record)
-        return record
-
-    def _merge_target(self, name: str, out: Output | None, lam: float | None) -> Record:
-        """Merge one target a chunk of rows at a time; without `out` it is only measured."""
-        engine, record = self._engine, Record()
-        for _, part, base, experts in engine.matrices(name, out):
-            chunks = merge_rows(
-                base, experts, self.config, factors=engine.factors, device=engine.device, measure=True
-            )
-            for merged in chunks:
-                assert merged.squares is not None
-                of_base, *of_updates = merged.squares.tolist()
-                record.measure(of_base, of_updates)
-                record.slices += merged.stats
-                if part is not None and lam is not None:
-                    write_rows(part, base, merged.rows, merged.update, lam, record)
-        return record
-
-    def _merge_matrix(
-        self, stats: SliceStats, name: str, base: Tensor, experts: list[Tensor], out: Tensor
-    ) -> None:
-        engine = self._engine
-        merged = merge_update(
-            base, experts, self.config, factors=engine.factors, out=out, device=engine.device
-        )
-        stats += merged[1]
-
-    def _coefficient(self, job: FolderMerge) -> float | None:
-        """Lambda before merging: by the rule from a sample of the targets; c_RMS from a pass over all."""
-        engine, config = self._engine, self.config
-        if config.balance is not None:
-            job.survey(sampled=False)
-        elif config.lam_source == "rule" and config.scale == "sqrt_n":
-            job.survey(sampled=True)
-            if math.isinf(engine.amplitude.dispersion):
-                job.survey(sampled=False)
-        if config.lam is not None:
-            return config.lam
-        if config.scale == "c_rms":
-            records = job.phase(
-                "geometry", list(engine.targets), partial(self._merge_target, out=None, lam=None)
-            )
-            job.conclude(records)
-            require_coefficient(engine.amplitude, config)
-            square = total(records.values()).slices.squared_norm
-            return _require_update(engine.amplitude.coefficient(config, engine.contraction(square)))
-        if config.kappa is not None:
-            return config.kappa * ideal_contraction(engine.weights)
-        require_coefficient(engine.amplitude, config)
-        return engine.amplitude.coefficient(config, None)
-
-    def _confirm(self, lam: float | None) -> float | None:
-        by_rule = self.config.lam_source == "rule" and self.config.scale == "sqrt_n"
-        return self._engine.amplitude.coefficient(self.config, None) if by_rule else lam
-
-    def _report(
-        self, plan: MergePlan, records: Mapping[str, Record], dtype: torch.dtype, lam: float | None
-    ) -> MergeReport:
-        return self._engine.report(
-            plan,
-            method="coram",
-            config=self.config.to_dict(),
-            lam=lam,
-            lam_source=self.config.lam_source,
-            slice_height=self.config.slice_height,
-            records=records,
-            dtype=dtype,
-        )
-
-    def _settings(self) -> dict[str, Any]:
-        return {"method": "coram", **self.config.to_dict()}
+        super().__init__(base, experts, choose_coram(self.config), options)
 
 
-def _require_update(lam: float | None) -> float:
-    if lam is None:
-        raise CoramError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
-    return lam
+def open_for(
+    base: ModelSource,
+    experts: ModelSources,
+    options: MergeOptions,
+    target_modules: str | tuple[str, ...] | None = None,
+    *,
+    need_targets: bool = True,
+) -> Inputs:
+    """Open base and experts, on the device that the options name."""
+    check_options(options)
+    device = compute_device(options.get("device"), Processes.find().local_rank)
+    return open_inputs(
+        base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
+    )

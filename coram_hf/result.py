@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +16,21 @@ from transformers import PreTrainedModel
 from coram_hf.config import check_number
 from coram_hf.errors import CoramError
 from coram_hf.hub import publish_report, push_folder
-from coram_hf.inputs import Models
-from coram_hf.inputs.companions import companion_folder, copy_companions, logger
-from coram_hf.inputs.quantized import stored_quantized
+from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
-from coram_hf.outputs import ModelSink
-from coram_hf.outputs.assembly import rounding_loss, write
 from coram_hf.outputs.lora import write_lora
+from coram_hf.outputs.model_files import save_companions
+from coram_hf.outputs.output import InMemory
+from coram_hf.outputs.place import write_update
 from coram_hf.report import MergeReport
 from coram_hf.report.retention import Retained
 from coram_hf.report.tables import Facts, Shown
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What a merged model came from: the models, and whether their custom code may be copied."""
-
-    models: Models
-    trust_remote_code: bool
-
-    @property
-    def original_format(self) -> bool:
-        """Whether weights go to disk as they came: not for a checkpoint that was quantised there."""
-        return stored_quantized(self.models.base.model) is None
-
-    def save_companions(self, folder: Path) -> None:
-        """Write tokenizer, chat template, processor and, if it is trusted, custom code."""
-        base = self.models.base.model
-        source = companion_folder(base)
-        if source is not None:
-            copy_companions(source, folder, self.trust_remote_code)
-        if self.models.tokenizer is not None:
-            self.models.tokenizer.save_pretrained(folder)
-        if getattr(base.config, "auto_map", None) and not self.trust_remote_code:
-            logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
-
-
 class MergeResult(Shown):
     """A merged model in the base's class, with the report of its merge.
 
-    The kept geometric update costs 4 bytes a target parameter (8 for float64 models); merge with
+    The kept geometric update costs 4 bytes per target parameter (8 for float64 models); merge with
     `keep_update=False` to do without it, and without `with_lambda`.
     """
 
@@ -63,17 +38,21 @@ class MergeResult(Shown):
         self,
         model: PreTrainedModel,
         report: MergeReport,
-        origin: Origin,
+        inputs: Inputs,
         updates: dict[str, Tensor] | None,
         retained: Retained,
         adapter: PeftModel | None = None,
     ) -> None:
         self.model = model
         self.report = report
-        self._origin = origin
+        self._inputs = inputs
         self._updates = updates
         self._retained = retained
         self._adapter = adapter
+
+    def with_adapter(self, adapter: PeftModel) -> MergeResult:
+        """This result as the adapter that it is, for `save_adapter`."""
+        return MergeResult(self.model, self.report, self._inputs, self._updates, self._retained, adapter)
 
     def _facts(self) -> Facts:
         facts = self.report._facts()
@@ -88,9 +67,8 @@ class MergeResult(Shown):
         The base is read again, so it must still hold the weights that were merged.
         """
         self._check_lambda(lam)
-        other = MergeResult(
-            copy.deepcopy(self.model), self.report, self._origin, self._updates, self._retained
-        )
+        model = copy.deepcopy(self.model)
+        other = MergeResult(model, self.report, self._inputs, self._updates, self._retained)
         other.rescale_(lam)
         return other
 
@@ -100,10 +78,10 @@ class MergeResult(Shown):
         A sweep does this for every lambda: no geometry, no copy of the model.
         """
         updates = self._check_lambda(lam)
-        sink = ModelSink(self.model)
-        records = {name: Record() for name in updates}
+        state, records = self.model.state_dict(), {name: Record() for name in updates}
         for name, update in updates.items():
-            write(sink.tensor(name), self._origin.models.base_tensor(name), update, lam, records[name])
+            base = self._inputs.parameter(name).base
+            records[name].write(*write_update(InMemory(state[name]), base, update, lam))
         moved = {name: record.moved for name, record in records.items()}
         self._retained = replace(self._retained, moved={**self._retained.moved, **moved})
         self.report = replace(
@@ -112,7 +90,7 @@ class MergeResult(Shown):
             lam=lam,
             lam_source="given",
             retention=self._retained.by_group(),
-        ).with_rounding(rounding_loss(total(records.values())), self.model.dtype)
+        ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 
     def _check_lambda(self, lam: float) -> dict[str, Tensor]:
         """The kept updates, if lambda is a number and they were kept."""
@@ -146,7 +124,7 @@ class MergeResult(Shown):
             raise CoramError(f"energy must be above 0 and at most 1, found {energy!r}")
         lam = 1.0 if self.report.lam is None else self.report.lam
         scaled = ((name, lam * update) for name, update in self._updates.items())
-        kept = write_lora(folder, self._origin.models.base, scaled, rank=rank, energy=energy)
+        kept = write_lora(folder, self._inputs.base, scaled, rank=rank, energy=energy)
         report = replace(
             self.report,
             adapter_ranks={module: found.rank for module, found in kept.items()},
@@ -165,10 +143,10 @@ class MergeResult(Shown):
         those of the merged tokenizer; custom code is copied only if it is trusted.
         """
         folder = Path(folder)
-        if not self._origin.original_format:
+        if not self._inputs.original_format:
             options.setdefault("save_original_format", False)
         self.model.save_pretrained(folder, **options)
-        self._origin.save_companions(folder)
+        save_companions(self._inputs, folder)
         publish_report(self.report, folder, card_data)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:

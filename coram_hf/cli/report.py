@@ -121,16 +121,12 @@ def _diagnose(
     from coram_hf.report.diagnostics import diagnose, write_json
 
     recipe = read_given(given)
-    if recipe.method != "coram":
-        raise CoramError(
-            f"the diagnostics are those of CORAM; merge by {recipe.method} first, and pass the folder "
-            "as --merged"
-        )
+    without = f"the diagnostics are those of CORAM; merge by {recipe.method} first, and pass it as --merged"
     options: Any = recipe.options
     numbers = diagnose(
         recipe.base,
         recipe.experts,
-        recipe.config(),
+        recipe.config(without),
         merged=merged or (),
         only=None if only is None else [only],
         **options,

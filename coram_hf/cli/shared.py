@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from coram_hf.config import CoramConfig, Declared, options_of
 from coram_hf.errors import CoramError
+from coram_hf.inputs.options import text_options
+from coram_hf.methods.registry import method_names
 
 if TYPE_CHECKING:
     from coram_hf.cli.recipe import Recipe
-    from coram_hf.config import CoramConfig
 
 SOURCE = "path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
 SOURCES = {
@@ -27,33 +29,28 @@ SOURCES = {
     "config": (Path | None, typer.Option("--config", help="A recipe in YAML, ours or mergekit's.")),
 }
 METHOD = {
-    "method": (
-        str | None,
-        "coram, or linear, task_arithmetic, ties, dare_ties, tsvm, orthomerge.",
-    ),
-    "parameter": (list[str] | None, "A parameter of a baseline as name=value; may be given several times."),
+    "method": (str | None, f"{', '.join(method_names())}; `coram-hf methods` explains them."),
+    "parameter": (list[str] | None, "A parameter of a baseline as name=value; may be repeated."),
     "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties."),
-    "slice_height": (int | None, "Rows per slice, h."),
-    "branch": (str | None, "Merged factors: full, lr, q, s, v, qs or sv."),
-    "conflict": (str | None, "Columns merged geometrically: nca, nca+ave, ca or ca+ave."),
-    "spread": (str | None, "Priority of spread slicing: mean, energy, variance, owner or margin."),
-    "residual": (str | None, "Merge of the other parameters: ta, ties or tsvm."),
-    "kappa": (float | None, "Restoration strength; by default from the dispersion D."),
-    "lam": (float | None, typer.Option("--lambda", help="Amplification; by default kappa * scale.")),
-    "scale": (str | None, "Contraction scale: sqrt_n or c_rms."),
-    "dispersion_threshold": (float | None, "D at which the rule for kappa changes."),
-    "weights": (str | None, "One number an expert, separated by commas."),
-    "balance": (str | None, "Rescale uneven experts first: damp or equal."),
-    "target_modules": (list[str] | None, "Regular expression, all-linear, or several name suffixes."),
-    "compute_dtype": (str | None, "Precision of the geometry: float64 or float32."),
 }
-OPTIONS = {
-    "vocabulary": (str | None, "base, union or error."),
-    "dtype": (str | None, "Dtype of the result; by default the base's."),
-    "device": (str | None, "Where the geometry runs: cpu, cuda, cuda:1, mps or auto."),
-    "trust_remote_code": (bool, "Run and copy custom code of the models."),
-    "allow_pickle": (bool, "Read pickled checkpoints, tensors only."),
-}
+SPELLED = {"lam": "--lambda"}
+"""Options whose name in Python is another one."""
+
+
+def _typer_option(option: Declared) -> tuple[Any, Any]:
+    """The type and the help of an option on the command line."""
+    names = [SPELLED[option.name]] if option.name in SPELLED else []
+    info = typer.Option(*names, help=option.summary)
+    if option.kind is bool:
+        return bool, info
+    return (TEXT_KINDS.get(option.name) or option.kind) | None, info
+
+
+TEXT_KINDS: dict[str, Any] = {"weights": str, "target_modules": list[str]}
+"""How options that take several values are written: numbers separated by commas, names one by one."""
+
+CONFIG = {name: _typer_option(option) for name, option in options_of(CoramConfig).items()}
+OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
 
 Tasks = Annotated[
     list[str],
@@ -79,7 +76,7 @@ def with_shared_options(command: Callable[..., None], without: Collection[str] =
     own = list(introspection.signature(command).parameters.values())[1:]
     left_out = {*without, *(parameter.name for parameter in own)}
     shared = []
-    for name, (kind, info) in {**SOURCES, **METHOD, **OPTIONS}.items():
+    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS}.items():
         if name in left_out:
             continue
         info = typer.Option(help=info) if isinstance(info, str) else info
@@ -113,7 +110,7 @@ def read_given(given: dict[str, Any]) -> Recipe:
     base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
     if not base or not experts:
         raise CoramError("name the base and at least one expert, or a recipe with --config")
-    named = [key for key in METHOD if key not in ("method", "parameter")]
+    named = ["line", *CONFIG]
     parameters = {key: given[key] for key in named if given[key] is not None and given[key] != []}
     if "weights" in parameters:
         parameters["weights"] = [_number("--weights", text) for text in parameters["weights"].split(",")]
@@ -135,14 +132,11 @@ def read_lines(
 ) -> tuple[Recipe, list[CoramConfig]]:
     """The recipe, and a configuration for every line at every slice height."""
     recipe = read_given(given)
-    if recipe.method != "coram":
-        raise CoramError(
-            f"the recipe's method is {recipe.method}, which has no lambda; name it as --baseline"
-        )
+    without = f"the recipe's method is {recipe.method}, which has no lambda; name it as --baseline"
     parameters = [{**recipe.parameters, "line": line} for line in lines or ()] or [recipe.parameters]
     if heights:
         parameters = [{**values, "slice_height": height} for values in parameters for height in heights]
-    return recipe, [replace(recipe, parameters=values).config() for values in parameters]
+    return recipe, [replace(recipe, parameters=values).config(without) for values in parameters]
 
 
 def split_tasks(tasks: Sequence[str]) -> list[str]:
@@ -177,5 +171,5 @@ def _number(option: str, text: str) -> float:
 def chosen_baselines(named: list[str] | None, none: bool, every: Iterable[str]) -> tuple[str, ...]:
     """The baselines that are asked for: those named, none, or all."""
     if named and none:
-        raise CoramError("--baseline and --no-baselines say opposite things; give one of them")
+        raise CoramError("--baseline and --no-baselines are mutually exclusive; pass one of them")
     return () if none else tuple(named or every)

@@ -20,6 +20,7 @@ from coram_hf.cli.shared import (
     split_tasks,
     with_shared_options,
 )
+from coram_hf.methods.registry import rival_names
 
 Range = Annotated[str, typer.Option("--lambda", help="start:stop:step, or numbers separated by commas.")]
 Heights = Annotated[list[int] | None, typer.Option(help="Rows per slice, h; may be given several times.")]
@@ -43,7 +44,6 @@ def sweep(
     Every line is merged once. A sweep that was stopped goes on where it was when the same command is run
     again.
     """
-    from coram_hf.baselines import METHODS
     from coram_hf.evaluation.sweep import run_sweep
 
     recipe, configs = read_lines(given, line, slice_height)
@@ -55,7 +55,7 @@ def sweep(
             lambdas=lam,
             tasks=split_tasks(tasks),
             output=output,
-            baselines=chosen_baselines(baseline, no_baselines, METHODS),
+            baselines=chosen_baselines(baseline, no_baselines, rival_names()),
             limit=limit,
             **recipe.options,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from typing import Any
@@ -11,20 +11,21 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.base_merger import Merger
-from coram_hf.baseline_merger import BaselineMerger
-from coram_hf.baselines import METHODS, PRESETS, Preset
-from coram_hf.config import CoramConfig, check_names, check_number
-from coram_hf.engine import Engine
+from coram_hf.baselines import PRESETS
+from coram_hf.config import CoramConfig, Shared, check_names, check_number
 from coram_hf.errors import CoramError
+from coram_hf.evaluation.memory import Memory, digest
 from coram_hf.evaluation.scores import Line, Point, Results
 from coram_hf.evaluation.tasks import Scorer
-from coram_hf.execution.journal import Journal, digest
-from coram_hf.folder_merge import merge_state
-from coram_hf.inputs import ModelSource, ModelSources
 from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
-from coram_hf.merger import CoramMerger
+from coram_hf.merger import Merger, open_for
+from coram_hf.methods.coram import choose_coram
+from coram_hf.methods.entry import Choice
+from coram_hf.methods.registry import Preset, find_method, rival_names
+from coram_hf.outputs.memory import expert_model, new_model
 from coram_hf.report import MergeReport, library_versions
 from coram_hf.report.eval_results import Result
 from coram_hf.result import MergeResult
@@ -45,7 +46,7 @@ FACTS = (
 
 
 class Bench:
-    """Scores of everything that can be made from one base and its experts.
+    """Scores of everything that can be made from one base and its experts, which are opened once.
 
     In memory at a time: what the sources take, one model, and for a line the update of its merge.
     """
@@ -54,17 +55,16 @@ class Bench:
         self,
         base: ModelSource,
         experts: ModelSources,
-        journal: Journal,
-        shared: dict[str, Any],
+        memory: Memory,
+        shared: Shared,
         options: MergeOptions,
     ) -> None:
-        """`shared`: what baselines have in common with lines, see `shared_options`."""
-        self._base, self._experts = base, experts
-        self._journal = journal
+        """`shared`: what baselines have in common with lines."""
+        self._memory = memory
         self._shared = shared
-        self._options = options
-        self._sources = Engine(base, experts, CoramConfig(lam=1.0), "sources", options, need_targets=False)
-        self._tokenizer = _find_tokenizer(self._sources)
+        self._progress = options.get("progress", True)
+        self._inputs = open_for(base, experts, options, need_targets=False)
+        self._tokenizer = _find_tokenizer(self._inputs)
 
     def line(
         self,
@@ -74,45 +74,43 @@ class Bench:
         beyond: Sequence[Scorer] = (),
     ) -> Line:
         """Merge once, reassemble at every lambda and at the rule's, and score each on the tasks."""
-        merger = CoramMerger(self._base, self._experts, config, **self._options)
-        subject = self._subject(merger)
+        merger = self._merger(choose_coram(config))
+        subject = self._subject(config.line, merger.method.settings)
         merged = _Merged(merger)
-        facts = self._journal.remember(subject.depends_on("facts"), config.line, lambda: merged.facts)
+        facts = self._memory.remember(subject.depends_on("facts"), config.line, lambda: merged.facts)
         rule = facts["lam"]
         grid = {rule, *(lam for lam in lambdas if not math.isclose(lam, rule, rel_tol=1e-9))}
-        quiet = not self._options.get("progress", True)
         points = [
             Point(lam, subject.score(tasks, partial(merged.at, lam), lam))
-            for lam in tqdm(sorted(grid), desc=f"{config.line}: lambda", disable=quiet)
+            for lam in tqdm(sorted(grid), desc=f"{config.line}: lambda", disable=not self._progress)
         ]
         return Line(config, facts, tuple(points), subject.score(beyond, partial(merged.at, rule), rule))
 
     def baseline(self, preset: Preset, tasks: Sequence[Scorer]) -> Results:
         """A method that CORAM is compared with, at its preset."""
-        options: dict[str, Any] = {**self._shared, **preset.parameters, **self._options}
-        merger = BaselineMerger(self._base, self._experts, preset.method, **options)
-        return self._subject(merger).score(tasks, lambda: merger.merge().model)
+        parameters = {**asdict(self._shared), **preset.parameters}
+        merger = self._merger(find_method(preset.method).choose(parameters))
+        subject = self._subject(preset.method, merger.method.settings)
+        return subject.score(tasks, lambda: merger.merge(keep_update=False).model)
 
     def base(self, tasks: Sequence[Scorer]) -> Results:
         """The base itself."""
-        engine = self._sources
-        return self._of(engine, {"model": "base"}).score(tasks, lambda: engine.new_sink().model)
+        return self._subject("base", {"model": "base"}).score(tasks, lambda: new_model(self._inputs))
 
     def experts(self, tasks: Sequence[Scorer]) -> dict[str, Results]:
         """Every expert on every task."""
-        engine = self._sources
         return {
-            name: self._of(engine, {"model": "expert", "name": name}).score(
-                tasks, partial(_expert, engine, name)
+            name: self._subject(name, {"model": "expert", "name": name}).score(
+                tasks, partial(expert_model, self._inputs, name)
             )
-            for name in engine.models.experts
+            for name in self._inputs.experts
         }
 
-    def _subject(self, merger: Merger) -> _Subject:
-        return self._of(merger._engine, merger._settings())
+    def _merger(self, choice: Choice) -> Merger:
+        return Merger.of(self._inputs, choice, progress=self._progress)
 
-    def _of(self, engine: Engine, settings: dict[str, Any]) -> _Subject:
-        return _Subject(engine, settings, self._tokenizer, self._journal)
+    def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:
+        return _Subject(self._inputs, label, settings, self._tokenizer, self._memory)
 
 
 class _Subject:
@@ -120,17 +118,20 @@ class _Subject:
 
     def __init__(
         self,
-        engine: Engine,
-        settings: dict[str, Any],
+        inputs: Inputs,
+        label: str,
+        settings: Mapping[str, Any],
         tokenizer: PreTrainedTokenizerBase,
-        journal: Journal,
+        memory: Memory,
     ) -> None:
-        self._engine = engine
+        self._device = inputs.device
         self._tokenizer = tokenizer
-        self._label = str(settings.get("name") or settings.get("model") or engine.label)
-        self._journal = journal
-        state = merge_state(engine, settings)
-        self._state = None if state is None else digest(state, library_versions(), _identity(tokenizer))
+        self._label = label
+        self._memory = memory
+        identity = inputs.identity()
+        made_of = {"settings": dict(settings), **(identity or {})}
+        known = identity is not None
+        self._state = digest(made_of, library_versions(), _identity(tokenizer)) if known else None
 
     def depends_on(self, *more: object) -> tuple[object, ...] | None:
         """The dependencies of a value about this model; None if it is made of models in memory."""
@@ -144,7 +145,7 @@ class _Subject:
         model = cache(lambda: self._placed(make()))
         found = {}
         for task in tasks:
-            known = self._journal.remember(
+            known = self._memory.remember(
                 self.depends_on(lam, task.identity),
                 f"{what}: {task.name}",
                 partial(self._measure, task, model),
@@ -160,14 +161,13 @@ class _Subject:
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model where the geometry runs, if that was said."""
-        device = self._engine.device
-        return model if device is None else model.to(device)  # type: ignore[arg-type]
+        return model if self._device is None else model.to(self._device)  # type: ignore[arg-type]
 
 
 class _Merged:
     """A merge that is made when it is first needed, and reassembled in place."""
 
-    def __init__(self, merger: CoramMerger) -> None:
+    def __init__(self, merger: Merger) -> None:
         self._merger = merger
 
     @cached_property
@@ -187,17 +187,9 @@ class _Merged:
         return result.model
 
 
-def _expert(engine: Engine, name: str) -> PreTrainedModel:
-    """One expert in the vocabulary of the merge."""
-    sink = engine.new_sink()
-    for tensor in engine.models.base:
-        sink.tensor(tensor).copy_(engine.models.expert_tensor(name, tensor))
-    return sink.model
-
-
-def _find_tokenizer(engine: Engine) -> PreTrainedTokenizerBase:
+def _find_tokenizer(inputs: Inputs) -> PreTrainedTokenizerBase:
     """That of the merged model, or the one beside the base."""
-    found = engine.models.tokenizer or find_tokenizer(engine.models.base, engine.trust_remote_code)
+    found = inputs.tokenizer or find_tokenizer(inputs.base, inputs.trust_remote_code)
     if found is None:
         raise CoramError("there is no tokenizer beside the base; save one there, or pass tokenizer=")
     return found
@@ -219,20 +211,15 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
         if names.count(config.line) > 1:
             raise CoramError(f"lines: {config.line!r} is given twice")
         if config.lam is not None:
-            raise CoramError(f"lines: {config.line!r} has lam={config.lam:g}, which is the sweep's to choose")
-        if shared_options(config) != shared_options(configs[0]):
+            raise CoramError(f"lines: {config.line!r} has lam={config.lam:g}; remove lam: the sweep sets it")
+        if config.shared != configs[0].shared:
             raise CoramError("lines: all must have the same weights, balance and target_modules")
     return configs
 
 
-def shared_options(config: CoramConfig) -> dict[str, Any]:
-    """The options of a line that baselines have, too."""
-    return {key: getattr(config, key) for key in ("weights", "balance", "target_modules")}
-
-
 def read_baselines(names: Sequence[str]) -> dict[str, Preset]:
     """Baselines by the name of a method, at its defaults, or of a preset."""
-    known = {name: Preset(name) for name in METHODS} | PRESETS
+    known = {name: Preset(name) for name in rival_names()} | PRESETS
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}
 

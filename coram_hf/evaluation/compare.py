@@ -10,20 +10,20 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from coram_hf.baselines import PAPER_PRESETS
+from coram_hf.baselines import METHODS, PAPER_PRESETS
 from coram_hf.config import CoramConfig
-from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
+from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
-from coram_hf.execution.journal import Journal
 from coram_hf.hub.text import inline, table
-from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.outputs.files import output_folder, write_whole
 
 JSON, TABLE = "compare.json", "compare.md"
-RIVALS = (*PAPER_PRESETS, "tsvm")
+RIVALS = (*PAPER_PRESETS, *(name for name, method in METHODS.items() if not method.presets))
 NONE = "-"
 
 
@@ -132,8 +132,8 @@ def compare_methods(
     every = open_tasks([*inside, *out_of_domain], limit)
     beyond = every[len(inside) :]
     check_scores(every)
-    journal = Journal(None if output is None else Path(output) / JOURNAL)
-    bench = Bench(base, experts, journal, shared_options(configs[0]), options)
+    memory = Memory(None if output is None else Path(output) / JOURNAL)
+    bench = Bench(base, experts, memory, configs[0].shared, options)
     folder = None if output is None else output_folder(output, (JSON, TABLE))
     comparison = Comparison(
         tuple(task.name for task in inside),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.evaluation.tasks import Scorer, open_tasks
-from coram_hf.execution.processes import compute_device
+from coram_hf.execution.device import compute_device
 from coram_hf.hub.model_index import with_results
 from coram_hf.outputs.files import write_whole
 from coram_hf.report.eval_results import EvalResults, Result

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.execution.journal import digest
+from coram_hf.evaluation.memory import digest
 from coram_hf.report.eval_results import Result
 
 BOOTSTRAPS = 1000

@@ -14,19 +14,19 @@ from typing_extensions import Unpack
 from coram_hf.baselines import METHODS
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
-from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines, shared_options
+from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
-from coram_hf.execution.journal import Journal
 from coram_hf.hub.text import inline, table
-from coram_hf.inputs import ModelSource, ModelSources
+from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.outputs.files import output_folder, replacing, write_whole
 from coram_hf.report.sweep_figure import draw_sweep
 
 JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"
-MOST = 1000
-"""Lambdas in one range; more are a slip of the pen."""
+LARGEST_SWEEP = 1000
+"""Lambdas in one range; more are almost certainly a typo."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def run_sweep(
     presets = read_baselines(baselines)
     scorers = open_tasks(tasks, limit)
     check_scores(scorers)
-    journal = Journal(None if output is None else Path(output) / JOURNAL)
-    bench = Bench(base, experts, journal, shared_options(configs[0]), options)
+    memory = Memory(None if output is None else Path(output) / JOURNAL)
+    bench = Bench(base, experts, memory, configs[0].shared, options)
     folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
     swept = tuple(bench.line(config, wanted, scorers) for config in configs)
     references = {"base": bench.base(scorers)}
@@ -158,7 +158,7 @@ def parse_lambdas(text: str) -> list[float]:
         if step <= 0 or stop < start:
             raise CoramError(f"lambda: {text!r} holds no number; stop must not be below start, nor step 0")
         count = int((stop - start) / step + Decimal("1e-9")) + 1
-        if count > MOST:
-            raise CoramError(f"lambda: {text!r} holds {count} numbers; at most {MOST} are swept")
+        if count > LARGEST_SWEEP:
+            raise CoramError(f"lambda: {text!r} holds {count} numbers; at most {LARGEST_SWEEP} are swept")
         numbers = [start + i * step for i in range(count)]
     return check_lambdas(map(float, numbers))

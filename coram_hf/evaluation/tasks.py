@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.light import Task, check_limit, read_task, score
-from coram_hf.execution.journal import digest
+from coram_hf.evaluation.memory import digest
 from coram_hf.report.eval_results import Result
 
 LIGHT = "coram-hf light scorer"

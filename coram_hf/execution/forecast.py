@@ -1,4 +1,4 @@
-"""How long a merge will take on this machine, from one parameter of every shape and a moment of the disk."""
+"""What a merge will take on this machine: disk and memory, and time, from one parameter of every shape."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nlargest
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 from torch import Tensor
 
+from coram_hf.execution.files import FileRunner
+from coram_hf.execution.runner import Task
 from coram_hf.execution.threads import in_threads
+from coram_hf.geometry.slices import CHUNK_BYTES
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.methods.protocol import How
+from coram_hf.outputs.layout import Layout
+from coram_hf.outputs.output import InMemory, Output
 from coram_hf.outputs.pages import forget
+from coram_hf.outputs.place import Place
 
 PROBE_BYTES = 64 * 2**20
 """What is written, or read, to learn the rate of a disk."""
@@ -22,8 +31,14 @@ PROBE_BYTES = 64 * 2**20
 HASH_RATE = 1.2e9
 """Bytes a second of sha256 on one core, for the hashes in the report."""
 
-CARD = 0.5
+CARD_SECONDS = 0.5
 """Seconds of the card and of its figure, whose library is imported beside the merge."""
+
+RESIDENT = 320 * 2**20
+"""Memory of the interpreter and its libraries."""
+
+WHOLE_COPIES = 2
+"""Float32 copies of a parameter that is not merged by rows."""
 
 
 class Forecast(NamedTuple):
@@ -37,7 +52,63 @@ class Forecast(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        return self.opening + max(self.computing, self.reading, self.writing) + self.hashing + CARD
+        return self.opening + max(self.computing, self.reading, self.writing) + self.hashing + CARD_SECONDS
+
+
+def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -> tuple[int, int]:
+    """Bytes of disk, and about how much memory.
+
+    That is the libraries, and for every thread its chunks, the float32 copies of a parameter that the
+    method makes, and those of adapters: one each, and three while one is made.
+    """
+    sizes = {name: 4 * runner.layout.like(name).numel() for unit in runner.layout.units for name in unit}
+    adapters = sum(weights.kind != "full" for weights in inputs.experts.values())
+    targets = [size for name, size in sizes.items() if inputs.base.tied.get(name, name) in inputs.targets]
+    made = max(targets, default=0) if adapters else 0
+    of_thread = 2 * CHUNK_BYTES + (adapters + 3) * made
+    held = []
+    for name, size in sizes.items():
+        how = names.get(inputs.base.tied.get(name, name))
+        held.append(0 if how is None or how.by_rows else WHOLE_COPIES * size)
+    return runner.layout.total_bytes, RESIDENT + runner.threads * of_thread + sum(
+        nlargest(runner.threads, held)
+    )
+
+
+def forecast(
+    runner: FileRunner, inputs: Inputs, names: Mapping[str, How], task: Task, passes: int, opening: float
+) -> Forecast:
+    """How long the merge will take, with so many passes over the targets."""
+    first = {unit[0]: unit for unit in runner.share}
+    likes = {name: runner.layout.like(name) for name in first}
+    memory = _NewMemory(runner.layout, inputs)
+
+    def work(name: str) -> None:
+        runner.merge_unit(first[name], set(names), task, memory)
+
+    written, cost = runner.layout.total_bytes, write_cost(runner.target.parent)
+    handing_over = written * cost.core / runner.threads
+    return Forecast(
+        computing=passes * computing(likes, work, runner.threads) + handing_over,
+        reading=passes * read_seconds(path for _, weights in inputs.named() for path in weights.files),
+        writing=written * cost.disk,
+        hashing=written / HASH_RATE / min(runner.threads, len(runner.layout.headers)),
+        opening=opening,
+    )
+
+
+class _NewMemory:
+    """A sink that keeps nothing."""
+
+    def __init__(self, layout: Layout, inputs: Inputs) -> None:
+        self._layout, self._inputs = layout, inputs
+
+    def place(self, name: str) -> Place:
+        target = self._inputs.targets.get(self._inputs.base.tied.get(name, name))
+        return Place(InMemory(self._layout.empty(name)), target)
+
+    def unchanged(self, name: str, tensor: Tensor) -> Output:
+        return InMemory(tensor.to(self._layout.like(name).dtype))
 
 
 def computing(likes: dict[str, Tensor], work: Callable[[str], object], threads: int) -> float:

@@ -1,55 +1,42 @@
-"""A journal of what was computed, so that an interrupted run goes on where it was."""
+"""A journal: JSON values, one per line, each on the disk once it is noted."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any, BinaryIO
 
 
 class Journal:
-    """Values by a hash of all that they depend on, one JSON line each, on the disk once they are known.
+    """What was finished, so that interrupted work can be resumed; a line torn by a kill is ignored."""
 
-    Values that depend on anything else than before have another key, so they are computed again. Without a
-    path nothing is remembered.
-    """
-
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, Any] = {}
-        if path is not None and path.exists():
-            for line in path.read_bytes().split(b"\n"):
-                try:
-                    entry = json.loads(line)
-                    self._known[entry["key"]] = entry["value"]
-                except (ValueError, KeyError, TypeError):
-                    continue  # a line that was torn by a kill
+        self._file: BinaryIO | None = None
 
-    def remember(self, depends_on: tuple[object, ...] | None, what: str, make: Callable[[], T]) -> T:
-        """The value known for these dependencies, or made and noted; None depends on what has no hash."""
-        if depends_on is None or self._path is None:
-            return make()
-        key = digest(*depends_on)
-        if key not in self._known:
-            value = make()
-            self._note({"key": key, "what": what, "value": value})
-            self._known[key] = value
-        found: T = self._known[key]
-        return found
+    def __iter__(self) -> Iterator[Any]:
+        """The values that are noted, in order."""
+        lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
 
-    def _note(self, entry: dict[str, Any]) -> None:
-        assert self._path is not None
-        with self._path.open("ab") as file:
-            file.write(b"\n" + json.dumps(entry, allow_nan=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+    def note(self, values: Iterable[Any]) -> None:
+        """Add values, and wait until they are on the disk."""
+        if self._file is None:
+            self._file = self._path.open("ab")
+            self._file.write(b"\n")  # a torn last line must not swallow the first new one
+        for value in values:
+            self._file.write(json.dumps(value).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
-
-def digest(*parts: object) -> str:
-    """A short hash of plain values."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    def close(self) -> None:
+        """Close the file; noting more opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from coram_hf.errors import CoramError
-
 logger = logging.getLogger("coram_hf")
 
 
@@ -38,7 +36,7 @@ class Processes:
         return cls(state.process_index, state.num_processes, state.local_process_index)
 
     def wait(self) -> None:
-        """Go on when every process has come here."""
+        """Wait for all processes."""
         if self.count > 1:
             from accelerate import PartialState
 
@@ -47,25 +45,6 @@ class Processes:
     @property
     def first(self) -> bool:
         return self.rank == 0
-
-
-def compute_device(device: str | torch.device | None, local_rank: int = 0) -> torch.device | None:
-    """The device of the geometry: as given, "auto" for an accelerator if there is one, None as the base."""
-    if device is None or isinstance(device, torch.device):
-        return device
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    name = device if device != "auto" else found.type if found is not None else "cpu"
-    try:
-        chosen = torch.device(name)
-    except (RuntimeError, TypeError):
-        chosen = torch.device("meta")
-    if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
-        raise CoramError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto")
-    if chosen.type != "cpu" and (found is None or found.type != chosen.type):
-        raise CoramError(f"device: there is no {chosen.type!r} on this machine; found {found or 'cpu'}")
-    if chosen.type == "cuda" and chosen.index is None:
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
-    return chosen
 
 
 def shares(costs: Mapping[str, int], count: int) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""From sources to a folder: reading, merging and writing side by side, split over processes, resumable."""
+"""Reading, merging and writing side by side, unit by unit, with a journal of what is on the disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from coram_hf.execution.progress import Progress
 from coram_hf.execution.threads import in_threads
 from coram_hf.execution.workspace import Workspace
 from coram_hf.methods.record import Record
-from coram_hf.outputs.file_tensor import Output
-from coram_hf.outputs.folder import SYNC_BYTES, FolderSink, Unit
+from coram_hf.outputs.folder import SYNC_BYTES, FolderSink
+from coram_hf.outputs.layout import Unit
+from coram_hf.outputs.output import Output
 
 AHEAD = 2
 """Units that may be read ahead; those that are merged wait for the journal one at a time."""
@@ -30,7 +31,7 @@ class Done(NamedTuple):
     """One finished unit: a record for every parameter, and where they are."""
 
     records: list[Record]
-    tensors: Mapping[str, Output]
+    outputs: Mapping[str, Output]
 
 
 class Stream:
@@ -156,7 +157,7 @@ class _Writer:
                     self._write(*item)
                 except BaseException as error:  # handed to the merging thread
                     self._error = error
-        if self._error is not None:  # the disk tells of lost pages once: what is not synced yet is done again
+        if self._error is not None:  # fsync reports a lost write only once, so unsynced units are redone
             return
         try:
             self._sync()
@@ -165,7 +166,7 @@ class _Writer:
 
     def _write(self, unit: Unit, done: Done) -> None:
         if self._sink is not None:
-            self._unsynced += self._sink.write(done.tensors)
+            self._unsynced += self._sink.write(done.outputs)
         records = {name: record.to_dict() for name, record in zip(unit, done.records, strict=True)}
         self._entries.append((self._phase, unit[0], records))
         if self._unsynced >= SYNC_BYTES or time.monotonic() - self._synced >= SYNC_SECONDS:

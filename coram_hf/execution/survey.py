@@ -1,15 +1,13 @@
-"""The first pass over the weights: every tensor is checked, and the experts' updates are measured."""
+"""Surveys: the norms of the experts' updates over a model, measured before or while merging."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coram_hf.amplitude import UpdateNorms
-from coram_hf.errors import CoramError
-from coram_hf.geometry import squared_norms
-from coram_hf.inputs import Models
+from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, norms
 
 
@@ -20,18 +18,21 @@ class Survey:
     targets: UpdateNorms
     outside: UpdateNorms
     tensors: Mapping[str, Record] = field(default_factory=dict)
+    has_targets: bool = True
 
     @classmethod
-    def of(
-        cls,
-        records: Mapping[str, Record],
-        targets: Iterable[str],
-        outside: Iterable[str],
-        experts: Sequence[str],
-    ) -> Survey:
-        """The survey of tensors that have been measured."""
-        inside, others = ([records[n] for n in names if n in records] for names in (targets, outside))
-        return cls(norms(inside, experts), norms(others, experts), records)
+    def of(cls, records: Mapping[str, Record], inputs: Inputs) -> Survey:
+        """The survey of the tensors that have been measured."""
+        measured = {n: records[n] for n in inputs.floating if n in records and records[n].updates}
+        inside = [measured[name] for name in inputs.targets if name in measured]
+        others = [measured[name] for name in inputs.outside if name in measured]
+        experts = list(inputs.experts)
+        return cls(norms(inside, experts), norms(others, experts), measured, bool(inputs.targets))
+
+    @property
+    def measured(self) -> UpdateNorms:
+        """The norms that D and c_RMS come from: the targets', or all where a model has no targets."""
+        return self.targets if self.has_targets else self.outside
 
     def outside_share(self) -> dict[str, float]:
         """Per expert, |update outside the targets| / |whole update|."""
@@ -40,28 +41,8 @@ class Survey:
         }
 
     def total_outside_share(self) -> float:
-        """The same for the updates of all experts together."""
+        """The share of the update outside the targets, over all experts together."""
         return _share(math.fsum(self.outside.updates.values()), math.fsum(self.targets.updates.values()))
-
-
-def measure(models: Models, name: str) -> Record:
-    """The norms of one tensor of the base and of the experts' updates of it."""
-    record = Record()
-    record.measure(*squared_norms(*models.tensors(name)))
-    check_finite(name, record, list(models.experts))
-    return record
-
-
-def check_finite(name: str, record: Record, experts: Sequence[str]) -> None:
-    """Raise for NaN or infinity, as the norms of a tensor show them."""
-    if not math.isfinite(record.base):
-        raise CoramError(f"the base, tensor {name!r}: holds NaN or infinite values")
-    for expert, square in zip(experts, record.updates, strict=True):
-        if not math.isfinite(square):
-            raise CoramError(
-                f"expert {expert!r}, tensor {name!r}: holds NaN or infinite values; "
-                "its checkpoint is damaged or its training diverged"
-            )
 
 
 def _share(part_square: float, rest_square: float) -> float:

@@ -1,6 +1,7 @@
 """Several parameters at a time, a thread for each: the small algebra of a slice cannot use a second core.
 
-Up to `MOST` cores, every thread computes on one, so the bits of a merge do not depend on their number.
+Up to `LARGEST_COUNT` cores, every thread computes on one, so the bits of a merge do not depend on how many
+there are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeVar
 import torch
 from threadpoolctl import threadpool_limits
 
-MOST = 8
+LARGEST_COUNT = 8
 """Parameters that are merged at the same time at most; each takes memory. Further cores are shared out."""
 
 Item = TypeVar("Item")
@@ -20,9 +21,9 @@ Result = TypeVar("Result")
 
 
 def thread_count(device: torch.device | None) -> int:
-    """How many parameters to merge at a time: one a core, and one alone where another device computes."""
+    """How many parameters to merge at a time: one per CPU core; one on an accelerator."""
     on_cpu = device is None or device.type == "cpu"
-    return min(MOST, torch.get_num_threads()) if on_cpu else 1
+    return min(LARGEST_COUNT, torch.get_num_threads()) if on_cpu else 1
 
 
 def in_threads(

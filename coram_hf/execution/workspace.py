@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from coram_hf.errors import CoramError
-from coram_hf.outputs.files import sync_path
+from coram_hf.execution.journal import Journal
+from coram_hf.outputs.files import sync_path, write_whole
 
 STATE, JOURNAL = "state.json", "journal"
 logger = logging.getLogger("coram_hf")
@@ -21,16 +22,15 @@ logger = logging.getLogger("coram_hf")
 class Workspace:
     """`.NAME.coram` beside the target NAME: the files of the result, what they are made of, and a journal.
 
-    A journal line is written when the data that it speaks of is on the disk, so whatever a journal says
-    is true after a crash. Another process has a journal of its own in the same folder.
+    A journal entry is noted when its data are on the disk, so whatever a journal says is true after a crash.
+    Each process has a journal of its own in the same folder.
     """
 
     def __init__(self, target: Path, rank: int = 0) -> None:
         self.target = target
         self.folder = target.parent / f".{target.name}.coram"
         self.files = self.folder / "files"
-        self._rank = rank
-        self._journal: Any = None
+        self._journal = Journal(self.folder / f"{JOURNAL}-{rank}.jsonl")
         self._lock: int | None = None
 
     def lock(self) -> None:
@@ -51,19 +51,19 @@ class Workspace:
                 os.close(handle)
 
     def open(self, state: Mapping[str, Any] | None) -> None:
-        """Make the folder, or go on with the one that is there if it was begun from the same state.
+        """Make the folder, or resume the one that is there if it was begun from the same state.
 
         Without a state nothing is ever resumed.
         """
         if self._begun(state) and self.files.is_dir():
-            logger.warning("going on with the merge that was begun in %s", self.folder)
+            logger.warning("resuming the merge that was begun in %s", self.folder)
             return
         if self.files.exists():
-            logger.warning("the inputs or options differ from those of %s: starting again", self.folder)
+            logger.warning("the inputs or options differ from those of %s: starting over", self.folder)
         self._clear()
         self.files.mkdir(parents=True)
         if state is not None:
-            _write_synced(self.folder / STATE, _text(state))
+            write_whole(self.folder / STATE, _text(state), sync=True)
 
     def _clear(self) -> None:
         """Empty the folder, the state first: what is left after a kill is never taken for a merge."""
@@ -81,52 +81,32 @@ class Workspace:
         return state is not None and path.is_file() and path.read_text(encoding="utf-8") == _text(state)
 
     def entries(self) -> dict[tuple[str, str], Any]:
-        """What the journals of all processes say: (phase, unit) -> value; a torn last line is left out."""
-        found: dict[tuple[str, str], Any] = {}
-        for path in sorted(self.folder.glob(f"{JOURNAL}-*.jsonl")):
-            for line in path.read_bytes().split(b"\n"):
-                try:
-                    phase, unit, value = json.loads(line)
-                except ValueError:
-                    continue
-                found[phase, unit] = value
-        return found
+        """What the journals of all processes say: (phase, unit) -> value."""
+        journals = [Journal(path) for path in sorted(self.folder.glob(f"{JOURNAL}-*.jsonl"))]
+        return {(phase, unit): value for journal in journals for phase, unit, value in journal}
 
     def note(self, entries: Iterable[tuple[str, str, Any]]) -> None:
-        """Add lines to the journal of this process, for good."""
-        if self._journal is None:
-            path = self.folder / f"{JOURNAL}-{self._rank}.jsonl"
-            self._journal = path.open("ab")
-            self._journal.write(b"\n")
-        for entry in entries:
-            self._journal.write(json.dumps(entry).encode() + b"\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
-
-    def close(self) -> None:
-        """Let go of the journal."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        """Add entries to the journal of this process, for good."""
+        self._journal.note(entries)
 
     def unlock(self) -> None:
-        """Let other merges have the target."""
-        self.close()
+        """Release the lock."""
+        self._journal.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def discard(self) -> None:
         """Leave nothing behind."""
-        self.close()
+        self._journal.close()
         self._clear()
         self.folder.rmdir()
 
     def publish(self, overwrite: bool) -> None:
         """Give the files their final name, in one step, when all of them are on the disk."""
-        self.close()
+        self._journal.close()
         if self.target.exists() and not overwrite:
-            raise FileExistsError(f"{self.target} has come into being meanwhile; move it away")
+            raise FileExistsError(f"{self.target} was created during the merge; move or delete it")
         for path in self.files.rglob("*"):
             if path.is_file():
                 sync_path(path)
@@ -166,7 +146,7 @@ def check_target(target: Path, overwrite: bool, needed: int, inputs: Iterable[Pa
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise CoramError(f"cannot write to {parent}, where {target.name} is to be made")
+        raise CoramError(f"cannot write to {parent}, where {target.name} must be made")
     free = shutil.disk_usage(parent).free
     work = target.parent / f".{target.name}.coram"
     begun = sum(path.stat().st_blocks * 512 for path in work.rglob("*") if path.is_file())
@@ -178,11 +158,3 @@ def check_target(target: Path, overwrite: bool, needed: int, inputs: Iterable[Pa
 
 def _text(state: Mapping[str, Any]) -> str:
     return json.dumps(state, indent=1, sort_keys=True)
-
-
-def _write_synced(path: Path, text: str) -> None:
-    partial = path.with_suffix(".new")
-    partial.write_text(text, encoding="utf-8")
-    sync_path(partial)
-    os.replace(partial, path)
-    sync_path(path.parent)

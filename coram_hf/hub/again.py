@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import fields
 from typing import Any
 
-from coram_hf.config import CoramConfig
+from torch import Tensor
+
+from coram_hf.errors import CoramError
+from coram_hf.methods.baseline import Baseline
+from coram_hf.methods.entry import Entry
+from coram_hf.methods.registry import find_method, method_names
+from coram_hf.methods.updates import Updates
 from coram_hf.report import MergeReport
 
 
@@ -22,44 +27,31 @@ def python_code(report: MergeReport) -> str:
     base, experts = _sources(report)
     lines = [f"    {name!r}: {source!r}," for name, source in experts.items()]
     options = "".join(f", {key}={value!r}" for key, value in _options(report).items())
-    arguments = f"{base!r}, experts"
-    if report.method == "coram":
-        head = "from coram_hf import CoramConfig, CoramMerger"
-        call = f"CoramMerger({arguments}, config{options}).merge_to('merged')"
-        given = "".join(f", {key}={value!r}" for key, value in _changed(report).items())
-        config = [f"config = CoramConfig.from_line({report.line!r}{given})"]
-    elif "space" in report.config:
-        head = "from coram_hf.baselines import merge_oft"
-        given = f", weights={report.config['weights']!r}" if report.config.get("weights") else ""
-        call = f"merge_oft({arguments}{given}{options}).save_pretrained('merged')"
-        config = []
-    else:
-        head = "from coram_hf.baselines import merge"
-        given = "".join(f", {key}={value!r}" for key, value in report.config.items() if value is not None)
-        call = f"merge({arguments}, {report.method!r}{given}{options}).save_pretrained('merged')"
-        config = []
-    return "\n".join([head, "", "experts = {", *lines, "}", *config, call])
+    entry = entry_of(report)
+    head, *statements = entry.python(f"{base!r}, experts", options, report.line, report.config)
+    return "\n".join([head, "", "experts = {", *lines, "}", *statements])
 
 
 def command_line(report: MergeReport) -> str:
     """The command that repeats the merge."""
     base, experts = _sources(report)
     words = ["coram-hf", "merge", base, *(_named(name, source) for name, source in experts.items())]
-    if report.method == "coram":
-        words += ["--line", report.line]
-        for key, value in _changed(report).items():
-            option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
-            several = key == "target_modules" and not isinstance(value, str)
-            for one in [*value, *value[:1]] if several else [value]:
-                words += [option, ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one)]
-    else:
-        words += ["--method", report.method]
-        for key, value in report.config.items():
-            if value is not None:
-                words += ["--parameter", f"{key}={_yaml(value)}"]
+    words += entry_of(report).words(report.line, report.config)
     for key, value in _options(report).items():
         words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join([*words, "-o", "merged"])
+
+
+def entry_of(report: MergeReport) -> Entry:
+    """The method of a merge; one that is not installed here is called like a baseline."""
+    if report.method in method_names():
+        return find_method(report.method)
+
+    def absent(updates: Updates) -> Tensor:
+        raise CoramError(f"method {report.method!r} is not installed")
+
+    absent.__name__ = report.method
+    return Baseline(absent)
 
 
 def _named(name: str, source: str) -> str:
@@ -67,12 +59,6 @@ def _named(name: str, source: str) -> str:
     if source.partition("@")[0] == name:
         return source
     return f"{re.sub(r'[^A-Za-z0-9_. -]+', '_', name).strip('- ') or 'expert'}={source}"
-
-
-def _yaml(value: Any) -> str:
-    """A value as YAML reads it; its floats need a point."""
-    text = str(value)
-    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
 def _sources(report: MergeReport) -> tuple[str, dict[str, str]]:
@@ -88,15 +74,6 @@ def _source(name: str, values: dict[str, Any]) -> str:
     if commit or values.get("hub"):
         return f"{source}@{commit}" if commit else str(source)
     return f"path/to/{source.rstrip('/').rpartition('/')[2]}"
-
-
-def _changed(report: MergeReport) -> dict[str, Any]:
-    """Fields of the config that the line does not say, and that are not at their defaults."""
-    defaults = {f.name: f.default for f in fields(CoramConfig)}
-    said = ("branch", "conflict", "spread", "residual", "slice_height")
-    return {
-        k: v for k, v in report.config.items() if k not in said and v is not None and v != defaults.get(k)
-    }
 
 
 def _options(report: MergeReport) -> dict[str, Any]:

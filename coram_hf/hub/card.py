@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from coram_hf.hub.again import command_line, load_code, python_code
+from coram_hf.hub.again import command_line, entry_of, load_code, python_code
 from coram_hf.hub.license import strictest
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.text import fenced, inline, number, table
@@ -145,7 +145,7 @@ def _metadata(report: MergeReport, given: ModelCardData | None) -> ModelCardData
         "base_model_relation": "merge",
         "library_name": "transformers",
         "pipeline_tag": pipeline_tag(report.model_class),
-        "tags": ["merge", "model-merging", report.method, *(["coram"] if report.method != "coram" else [])],
+        "tags": list(dict.fromkeys(["merge", "model-merging", report.method, "coram"])),
         "license": license_name,
         "license_name": "see-parents" if license_name == "other" else None,
         "language": _together(report, "language"),
@@ -200,7 +200,7 @@ def _section(report: MergeReport) -> str:
 
 
 def _intro(report: MergeReport) -> str:
-    how = "CORAM" if report.method == "coram" else f"the baseline {inline(report.method)}"
+    how = inline(entry_of(report).title)
     count = f"{report.n_experts} experts" if report.n_experts > 1 else "One expert"
     return (
         f"{count} of one base, merged with {how} by coram_hf, without evaluation data and without training."

@@ -1,53 +1,73 @@
-"""Options of a merge that are not the method's: vocabularies, tokenizers, dtype, trust, progress."""
+"""Options of a merge that are not the method's: vocabularies, tokenizers, dtype, trust, device, progress."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
-from coram_hf.config import check_names
+from coram_hf.config import Declared, PythonOnly, check_names, declared
 from coram_hf.errors import CoramError
-from coram_hf.inputs.tokens import Policy
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    Tokenizer = PreTrainedTokenizerBase
+    Dtype = str | torch.dtype | None
+    Device = str | torch.device | None
+else:  # read at run time by the command line, which starts without torch
+    Tokenizer = Any
+    Dtype = Device = str | None
+
+Policy = Literal["base", "union", "error"]
 
 
 class MergeOptions(TypedDict, total=False):
-    """Keyword arguments that every merger takes.
+    """Keyword arguments that every merger takes; each states its help where it is declared."""
 
-    vocabulary: "base" (default) keeps the base's tokens, "union" adds the experts' new ones, "error"
-        refuses experts with another vocabulary.
-    tokenizer, expert_tokenizers: for matching tokens; by default those beside the checkpoints.
-    dtype: of the merged parameters; by default the base's.
-    trust_remote_code: load tokenizers with custom code, and copy custom code to the result.
-    allow_pickle: load pickled checkpoints, tensors only.
-    device: where the geometry runs, "cpu", "cuda", "cuda:1", "mps" or "auto"; by default where the base is.
-    progress: show progress bars (default).
-    """
+    vocabulary: Annotated[
+        Policy,
+        "Tokens of the result: base keeps the base's, union adds the experts' new ones, error refuses "
+        "experts with another vocabulary.",
+    ]
+    tokenizer: Annotated[Tokenizer, PythonOnly(), "The base's, by default the one beside its checkpoint."]
+    expert_tokenizers: Annotated[
+        Mapping[str, Tokenizer], PythonOnly(), "By expert; by default those beside the checkpoints."
+    ]
+    dtype: Annotated[Dtype, "Dtype of the merged parameters; by default the base's."]
+    device: Annotated[
+        Device, "Where the geometry runs: cpu, cuda, cuda:1, mps or auto; by default where the base is."
+    ]
+    trust_remote_code: Annotated[bool, "Load tokenizers and models with custom code, and copy that code."]
+    allow_pickle: Annotated[bool, "Read pickled checkpoints, tensors only."]
+    progress: Annotated[bool, PythonOnly(), "Show progress bars (default)."]
 
-    vocabulary: Policy
-    tokenizer: PreTrainedTokenizerBase
-    expert_tokenizers: Mapping[str, PreTrainedTokenizerBase]
-    dtype: str | torch.dtype | None
-    trust_remote_code: bool
-    allow_pickle: bool
-    device: str | torch.device | None
-    progress: bool
+
+@cache
+def merge_options() -> dict[str, Declared]:
+    """The declared options, by name."""
+    return declared(get_type_hints(MergeOptions, include_extras=True))
+
+
+def text_options() -> dict[str, Declared]:
+    """Those that recipes and the command line have, too."""
+    return {name: option for name, option in merge_options().items() if not option.python_only}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise for an unknown option, with a suggestion, or for a vocabulary policy that does not exist."""
-    check_names(options, list(MergeOptions.__annotations__), "merge option")
-    policy = options.get("vocabulary", "base")
-    if policy not in get_args(Policy):
-        raise CoramError(
-            f"vocabulary: unknown value {policy!r}; valid: {', '.join(map(repr, get_args(Policy)))}"
-        )
+    """Raise for an unknown option, with a suggestion, or for a value that does not exist."""
+    known = merge_options()
+    check_names(options, list(known), "merge option")
+    for name in ("vocabulary", "trust_remote_code", "allow_pickle", "progress"):
+        if name in options:
+            known[name].checked(options[name])
 
 
 def output_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """A floating torch dtype by itself or by name."""
+    import torch
+
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is None or (isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1):
         return found

@@ -34,6 +34,10 @@ class Vocabulary:
         """Whether the merged model has rows that the base has not, or has no token for."""
         return len(self.new_rows) > 0
 
+    def grown(self, name: str) -> bool:
+        """Whether a tensor has rows that the base does not have."""
+        return self.grows and name in self.token_axis
+
     def align(self, name: str, base: Tensor, experts: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One tensor of the base and of every expert, with tokens in the merged order.
 

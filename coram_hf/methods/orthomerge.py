@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
 import torch
 from torch import Tensor
 
 from coram_hf.config import Residual
 from coram_hf.errors import CoramError
+from coram_hf.methods.baseline import Baseline
+from coram_hf.methods.entry import Choice
 from coram_hf.methods.linear import linear
 from coram_hf.methods.residual import merge_residual
 from coram_hf.methods.updates import Updates
@@ -19,7 +24,11 @@ HALF_TURN = 1e8
 
 
 def orthomerge(
-    updates: Updates, *, residual: Residual = "ta", conflict: bool = False, scale: float | None = None
+    updates: Updates,
+    *,
+    residual: Annotated[Residual, "Merge of what the rotations leave over."] = "ta",
+    conflict: Annotated[bool, "Rotate towards the rows that oppose the mean row (C) or all (G)."] = False,
+    scale: Annotated[float | None, "Coefficient of the residual merge."] = None,
 ) -> Tensor:
     """W = W_0 R + merge of (W_i - W_0 R_i), with R_i = polar(W_0^T T_i) averaged in the Lie algebra
 
@@ -100,7 +109,7 @@ def cayley(R: Tensor) -> Tensor:
     if failure.any() or not A.abs().max() < HALF_TURN:
         raise CoramError(
             "orthomerge: the rotation from the base to an expert turns some direction by 180 degrees, where "
-            "its Cayley transform does not exist; this expert was hardly fine-tuned from this base"
+            "its Cayley transform does not exist; this expert was probably not fine-tuned from this base"
         )
     return (A - A.mT) / 2
 
@@ -115,3 +124,31 @@ def with_norm(direction: Tensor, magnitude: float) -> Tensor:
     """The direction at the given norm; zero if it has none."""
     size = float(direction.norm())
     return direction * (magnitude / size) if size > 0 else direction
+
+
+class OrthoMerge(Baseline):
+    """OrthoMerge on weights, or with `space: oft` on the generators of OFT adapters."""
+
+    def choose(self, parameters: Mapping[str, Any]) -> Choice:
+        """OrthoMerge in the space that the parameters name."""
+        from coram_hf.methods.oft import choose_oft
+
+        return choose_oft(parameters) if "space" in parameters else super().choose(parameters)
+
+    def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
+        """Python that repeats a merge."""
+        if "space" not in config:
+            return super().python(sources, options, line, config)
+        given = f", weights={config['weights']!r}" if config.get("weights") else ""
+        call = f"merge_oft({sources}{given}{options}).save_pretrained('merged')"
+        return ["from coram_hf.baselines import merge_oft", call]
+
+
+ORTHOMERGE = OrthoMerge(
+    orthomerge,
+    presets={
+        f"OrthoMerge {title}+{way}": {"residual": residual, **({"conflict": True} if way == "C" else {})}
+        for way in "GC"
+        for title, residual in (("TA", "ta"), ("TIES", "ties"), ("TSV-M", "tsvm"))
+    },
+)

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coram_hf.amplitude import UpdateNorms
-from coram_hf.geometry import SliceStats
+from coram_hf.errors import CoramError
+from coram_hf.geometry import SliceStats, squared_norms
+from coram_hf.inputs.inputs import Parameter
 
 
 @dataclass
@@ -30,13 +32,23 @@ class Record:
         self.base += base
         self.updates = [a + b for a, b in zip(self.updates or [0.0] * len(updates), updates, strict=True)]
 
+    def write(self, moved: float, lost: float) -> None:
+        """Add what writing some rows moved, and lost by rounding."""
+        self.moved += moved
+        self.lost += lost
+
+    @property
+    def rounding_loss(self) -> float:
+        """|rounding error| / |update| over all that was written."""
+        return math.sqrt(self.lost / self.moved) if self.moved else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a journal; `from_dict` gets back the same bits."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Record:
-        """The inverse of `to_dict`."""
+        """A record from its plain values."""
         return cls(**{**values, "slices": SliceStats(**values["slices"])})
 
 
@@ -61,3 +73,22 @@ def norms(records: Iterable[Record], experts: Sequence[str]) -> UpdateNorms:
     """The update norms of the experts over some parameters."""
     whole = total(records)
     return UpdateNorms(whole.base, dict(zip(experts, whole.updates or [0.0] * len(experts), strict=True)))
+
+
+def measure(parameter: Parameter, record: Record, experts: Sequence[str]) -> Record:
+    """Add the norms of a parameter and of the experts' updates of it to a record."""
+    record.measure(*squared_norms(parameter.base, parameter.experts))
+    check_finite(parameter.name, record, experts)
+    return record
+
+
+def check_finite(name: str, record: Record, experts: Sequence[str]) -> None:
+    """Raise for NaN or infinity, as the norms of a tensor show them."""
+    if not math.isfinite(record.base):
+        raise CoramError(f"the base, tensor {name!r}: holds NaN or infinite values")
+    for expert, square in zip(experts, record.updates, strict=True):
+        if not math.isfinite(square):
+            raise CoramError(
+                f"expert {expert!r}, tensor {name!r}: holds NaN or infinite values; "
+                "its checkpoint is damaged or its training diverged"
+            )

@@ -1,108 +1,110 @@
-"""The Euclidean rivals by name: their formula, their parameters, and the checks on them."""
+"""The registry: one line per method, and those that other packages add through `coram_hf.methods`.
+
+Methods are imported when they are first used, so that their names can be listed without torch.
+"""
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-from torch import Tensor
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coram_hf.config import check_names
-from coram_hf.errors import CoramError
-from coram_hf.methods.dare_ties import dare_ties
-from coram_hf.methods.linear import linear
-from coram_hf.methods.orthomerge import orthomerge
-from coram_hf.methods.task_arithmetic import task_arithmetic
-from coram_hf.methods.ties import ties
-from coram_hf.methods.tsvm import tsvm
-from coram_hf.methods.updates import Updates
+from coram_hf.errors import CoramError, reason
 
+if TYPE_CHECKING:
+    from coram_hf.methods.entry import Entry
 
-@dataclass(frozen=True)
-class Method:
-    """A merge method: a function of Updates whose keyword arguments are the method's parameters.
+GROUP = "coram_hf.methods"
+"""The entry point group by which other packages register their methods."""
 
-    by_rows: whether it may be given some rows of a tensor at a time.
-    """
+DEFAULT = "coram"
 
-    update: Callable[..., Tensor]
-    by_rows: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.update.__name__
-
-    @property
-    def formula(self) -> str:
-        """The first line of the function's docstring."""
-        return (inspect.getdoc(self.update) or "").partition("\n")[0]
-
-    @cached_property
-    def defaults(self) -> dict[str, Any]:
-        """Parameter names and their default values."""
-        parameters = inspect.signature(self.update).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-    def __call__(self, updates: Updates, parameters: Mapping[str, Any]) -> Tensor:
-        """The merged update of one tensor; an empty tensor has an empty one."""
-        if updates.base.numel() == 0:
-            return updates.shaped(updates.empty())
-        return self.update(updates, **parameters)
-
-    def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters of the method, the given ones checked."""
-        check_names(parameters, list(self.defaults), f"parameter of {self.name}")
-        hints = get_type_hints(self.update)
-        for name, value in parameters.items():
-            _check_value(f"{self.name}: {name}", name, value, hints[name])
-        return self.defaults | dict(parameters)
-
-
-_FUNCTIONS: tuple[Callable[..., Tensor], ...] = (
-    linear,
-    task_arithmetic,
-    ties,
-    dare_ties,
-    tsvm,
-    orthomerge,
-)
-_BY_ROWS = (linear, task_arithmetic)
-METHODS = {function.__name__: Method(function, function in _BY_ROWS) for function in _FUNCTIONS}
-
-
-def find_method(name: str) -> Method:
-    """The method of that name; an unknown name is an error with a suggestion."""
-    check_names([name], list(METHODS), "merge method")
-    return METHODS[name]
-
-
-def _check_value(what: str, name: str, value: Any, hint: Any) -> None:
-    options = get_args(hint) if get_origin(hint) is Literal else None
-    if options is not None:
-        if value not in options:
-            raise CoramError(f"{what}: unknown value {value!r}; valid: {', '.join(map(repr, options))}")
-    elif hint is bool:
-        if not isinstance(value, bool):
-            raise CoramError(f"{what} must be True or False, found {value!r}")
-    elif value is None:
-        if type(None) not in get_args(hint):
-            raise CoramError(f"{what} must not be None")
-    elif not _in_range(name, value):
-        raise CoramError(f"{what} must be {_RANGES[name][0]}, found {value!r}")
-
-
-_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "density": ("above 0 and at most 1", lambda x: 0 < x <= 1),
-    "drop": ("at least 0 and below 1", lambda x: 0 <= x < 1),
-    "scale": ("a finite number", math.isfinite),
-    "rank": ("a positive integer", lambda x: isinstance(x, int) and x > 0),
-    "seed": ("an integer", lambda x: isinstance(x, int)),
+BUILT_IN = {
+    "coram": "coram_hf.methods.coram:CORAM",
+    "linear": "coram_hf.methods.linear:LINEAR",
+    "task_arithmetic": "coram_hf.methods.task_arithmetic:TASK_ARITHMETIC",
+    "ties": "coram_hf.methods.ties:TIES",
+    "dare_ties": "coram_hf.methods.dare_ties:DARE_TIES",
+    "tsvm": "coram_hf.methods.tsvm:TSVM",
+    "orthomerge": "coram_hf.methods.orthomerge:ORTHOMERGE",
 }
 
 
-def _in_range(name: str, value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and _RANGES[name][1](value)
+class Preset(NamedTuple):
+    """A method and the parameters that differ from its defaults."""
+
+    method: str
+    parameters: dict[str, Any] = {}  # noqa: RUF012
+
+
+def method_names() -> tuple[str, ...]:
+    """The names of all methods, ours first."""
+    return (*BUILT_IN, *(name for name in _foreign() if name not in BUILT_IN))
+
+
+def rival_names() -> tuple[str, ...]:
+    """The names of all methods but CORAM."""
+    return tuple(name for name in method_names() if name != DEFAULT)
+
+
+@cache
+def find_method(name: str) -> Entry:
+    """The method of that name; an unknown name is an error with a suggestion."""
+    check_names([name], list(method_names()), "merge method")
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        found: Entry = getattr(import_module(module), attribute)
+        return found
+    return _load(_foreign()[name])
+
+
+def paper_presets() -> dict[str, Preset]:
+    """The rivals in the paper's tables, at the defaults of their authors."""
+    return {
+        title: Preset(name, values)
+        for name in rival_names()
+        for title, values in find_method(name).presets.items()
+    }
+
+
+def mergebench_presets() -> dict[str, Preset]:
+    """The rivals with the coefficients that MergeBench runs.
+
+    `scripts/merge.sh` of uiuctml/MergeBench: task arithmetic with --scaling-coef 0.4, TIES with --K 0.3
+    --scaling-coef 0.4, DARE with --p 0.9 --scaling-coef 0.4, which the paper's protocol follows. TIES and
+    DARE sum the agreeing entries there.
+    """
+    return {
+        title: Preset(name, values)
+        for name in rival_names()
+        for title, values in find_method(name).mergebench.items()
+    }
+
+
+@cache
+def _foreign() -> Mapping[str, EntryPoint]:
+    """What other packages register, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> Entry:
+    """A method of another package: an entry of the registry, or a plain function of Updates."""
+    from coram_hf.methods.baseline import Baseline
+
+    try:
+        found: Any = point.load()
+    except Exception as error:  # other people's code
+        raise CoramError(
+            f"method {point.name!r} ({point.value}) cannot be loaded: {reason(error)}"
+        ) from error
+    entry: Any = found if hasattr(found, "choose") else Baseline(found)
+    if entry.name != point.name:
+        raise CoramError(
+            f"method {point.name!r} ({point.value}) calls itself {entry.name!r}; "
+            "the entry point must have the name of the function"
+        )
+    checked: Entry = entry
+    return checked

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from coram_hf.config import Range
 from coram_hf.geometry.slices import row_blocks
+from coram_hf.methods.baseline import Baseline, Tensors
 from coram_hf.methods.linear import sum_weighted
+from coram_hf.methods.mergekit import ties_parameters
 from coram_hf.methods.updates import Updates
 
 Combine = Literal["mean", "sum"]
@@ -22,11 +25,11 @@ LARGE = 1 << 24
 def ties(
     updates: Updates,
     *,
-    density: float = 0.2,
-    scale: float = 1.0,
-    combine: Combine = "mean",
-    trim: Literal["tensor", "global"] = "tensor",
-    sign: Sign = "sum",
+    density: Annotated[float, Range("(0, 1]"), "Share of the entries that are kept, by magnitude."] = 0.2,
+    scale: Annotated[float, "Coefficient of the merged update."] = 1.0,
+    combine: Annotated[Combine, "How entries that agree are combined."] = "mean",
+    trim: Annotated[Literal["tensor", "global"], "Where the largest entries are sought."] = "tensor",
+    sign: Annotated[Sign, "Whether the sum or the number of entries elects the sign."] = "sum",
 ) -> Tensor:
     """W = W_0 + scale * mean (or sum) of the entries in the top `density` of tau_i that have the elected sign
 
@@ -34,8 +37,8 @@ def ties(
     The top is taken within each tensor, or over all tensors of an expert together (`global`, ranked in
     float32); entries as large as the smallest one kept are kept with it.
     """
-    if trim == "global" and updates.thresholds is not None:
-        cuts = list(updates.thresholds)
+    if trim == "global":
+        cuts = list(updates.prepared)
     else:
         cuts = [tensor_cut(updates, i, density) for i in range(len(updates))]
     out = updates.empty()
@@ -74,7 +77,7 @@ def magnitude_cut(tau: Tensor, density: float) -> float:
 
 
 def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:
-    """The same over many tensors, without holding them: two counting passes over float32 bit patterns.
+    """The magnitude of the k-th largest entry of many tensors, without holding them: two counting passes.
 
     The bits of non-negative floats order as integers, so the upper half of the k-th largest pattern
     is found by counting upper halves, and the lower half by counting within that upper half.
@@ -103,10 +106,22 @@ def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
     return len(counts) - 1 - position, above
 
 
-def global_cuts(tensors: Callable[[], Iterator[Updates]], n_experts: int, density: float) -> Sequence[float]:
-    """Per expert, the cut of a trim over all its tensors together."""
+def global_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """Per expert, the cut of a trim over all its tensors together, where that is asked for."""
+    if parameters["trim"] != "global":
+        return None
+    n_experts = len(next(tensors()))
 
     def entries(i: int) -> Iterator[Tensor]:
         return (updates.tau(i) for updates in tensors())
 
-    return [global_cut(partial(entries, i), density) for i in range(n_experts)]
+    return tuple(global_cut(partial(entries, i), parameters["density"]) for i in range(n_experts))
+
+
+TIES = Baseline(
+    ties,
+    prepare=global_cuts,
+    presets={"TIES": {}},
+    mergebench={"MergeBench TIES": {"density": 0.3, "scale": 0.4, "combine": "sum"}},
+    from_mergekit=ties_parameters,
+)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from coram_hf.config import Range
 from coram_hf.geometry.slices import row_blocks
+from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.linalg import gram, inverse_root, leading_right_vectors
 from coram_hf.methods.linear import linear
 from coram_hf.methods.updates import Updates
 
 
-def tsvm(updates: Updates, *, scale: float = 1.0, rank: int | None = None, cap_rank: bool = False) -> Tensor:
+def tsvm(
+    updates: Updates,
+    *,
+    scale: Annotated[float, "Coefficient of the merged update."] = 1.0,
+    rank: Annotated[
+        int | None, Range("[1, inf)"), "Singular vectors per expert; by default min(m, n) / N."
+    ] = None,
+    cap_rank: Annotated[bool, "Leave out directions that rounding explains; for low-rank experts."] = False,
+) -> Tensor:
     """W = W_0 + scale * polar([U_1 .. U_N]) diag(S_1 .. S_N) polar([V_1 .. V_N])^T, rank-k SVDs of tau_i
 
     k is int(min(m, n) / N) by default, at least 1. Directions whose singular value is zero are arbitrary
@@ -63,3 +74,6 @@ def _rounding_floor(updates: Updates) -> float:
     eps = max(torch.finfo(t.dtype).eps for t in (updates.base, *updates.experts))
     size = math.sqrt(float(updates.base.double().square().mean()))
     return eps / 2 * size * (math.sqrt(m) + math.sqrt(n))
+
+
+TSVM = Baseline(tsvm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from coram_hf.geometry.slices import as_rows, row_blocks
 class Updates:
     """tau_i = f_i (W_i - W_0) of one tensor, made on demand in float32 (float64 for float64 weights).
 
-    weights: w_i, summing to 1; factors: the balance factors f_i.
+    weights: w_i, summing to 1; given: the weights as the caller passed them, if any.
+    factors: the balance factors f_i.
     name: tells tensors apart where a method draws random numbers.
-    thresholds: per expert, the magnitude below which a global trim drops entries.
+    prepared: what the method's preparation found over all tensors.
     """
 
     base: Tensor
@@ -27,20 +29,21 @@ class Updates:
     weights: tuple[float, ...]
     factors: tuple[float, ...]
     name: str = ""
-    thresholds: tuple[float, ...] | None = None
+    given: tuple[float, ...] | None = None
+    prepared: Any = None
 
     @classmethod
     def of(cls, deltas: Sequence[Tensor], like: Updates) -> Updates:
-        """Updates that are already differences, with the weights and the name of `like`."""
+        """Updates that are already differences, with everything else of `like`."""
         origin = deltas[0].new_zeros(()).expand(deltas[0].shape)
-        return cls(origin, deltas, like.weights, (1.0,) * len(deltas), like.name, like.thresholds)
+        return replace(like, base=origin, experts=deltas, factors=(1.0,) * len(deltas))
 
     def transposed(self) -> Updates:
-        """The same updates with rows and columns exchanged."""
+        """These updates with rows and columns exchanged."""
         return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
     def part(self, rows: slice) -> Updates:
-        """The same updates on some rows of `as_rows`."""
+        """These updates on some rows of `as_rows`."""
         base, *experts = (as_rows(t)[rows] for t in (self.base, *self.experts))
         return replace(self, base=base, experts=experts)
 
@@ -73,4 +76,5 @@ class Updates:
         return self.base.new_empty(as_rows(self.base).shape, dtype=self.dtype)
 
     def shaped(self, update: Tensor) -> Tensor:
+        """The update in the shape of the tensor."""
         return update.reshape(self.base.shape)

@@ -1,6 +1,1 @@
-"""Where merged weights go."""
-
-from coram_hf.outputs.folder import FolderSink, Layout, without_data
-from coram_hf.outputs.memory import ModelSink
-
-__all__ = ["FolderSink", "Layout", "ModelSink", "without_data"]
+"""Where merged weights go: a model in memory, a folder, an adapter."""

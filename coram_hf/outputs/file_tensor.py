@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from io import FileIO
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from coram_hf.geometry.scratch import scratch
+from coram_hf.inputs.targets import Target
 
 
 class FileTensor:
@@ -19,8 +21,18 @@ class FileTensor:
         self.nbytes = shape.numel() * dtype.itemsize
 
     def view(self, shape: torch.Size) -> FileTensor:
-        """The same place in another shape."""
+        """This place in another shape."""
         return FileTensor(self._file, self._offset, shape, self.dtype)
+
+    def matrices(self, target: Target) -> tuple[FileTensor, ...]:
+        """The one matrix of a target that is stored by rows."""
+        return (self,)
+
+    def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
+        """Write rows rounded to the dtype of the place, and return them so."""
+        rounded = scratch("rounded", total.numel(), self.dtype).view(total.shape).copy_(total)
+        self[rows] = rounded
+        return rounded
 
     def __setitem__(self, rows: slice | Tensor, values: Tensor) -> None:
         data = values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
@@ -43,7 +55,3 @@ def write_at(file: FileIO, data: bytes | memoryview, offset: int) -> None:
     while rest:
         written = os.pwrite(file.fileno(), rest, offset)
         rest, offset = rest[written:], offset + written
-
-
-Output: TypeAlias = Tensor | FileTensor
-"""Where a merged parameter goes."""

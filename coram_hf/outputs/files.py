@@ -44,11 +44,15 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
+def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write a text file so that it is there whole or not at all; `sync` waits for the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="replace")
+        if sync:
+            sync_path(partial)
+    if sync:
+        sync_path(path.parent)
 
 
 def sync_path(path: Path) -> None:

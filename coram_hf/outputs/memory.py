@@ -2,32 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.geometry import SliceStats
+from coram_hf.geometry.slices import as_rows, row_blocks
+from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.inputs.targets import Target
+from coram_hf.methods.protocol import Block, Work
+from coram_hf.methods.record import Record
+from coram_hf.outputs.output import InMemory
+from coram_hf.outputs.place import KeptPlace, Place
+
 
 class ModelSink:
-    """A model of its own to write merged tensors into; tied weights stay tied.
+    """A model to write merged parameters into; tied weights stay tied.
 
-    `dtype` is that of its parameters (buffers keep theirs); `vocabulary_size` resizes its embeddings.
+    keep: the parameters whose updates are kept beside the model, in `updates`.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, dtype: torch.dtype | None = None, vocabulary_size: int | None = None
-    ) -> None:
-        self.model = with_format(model, dtype, vocabulary_size)
-        self._tensors = self.model.state_dict()
+    keeps = True
 
-    def tensor(self, name: str) -> Tensor:
-        """The result's own tensor."""
-        return self._tensors[name]
+    def __init__(
+        self, model: PreTrainedModel, targets: Mapping[str, Target], keep: Collection[str] = ()
+    ) -> None:
+        self.model = model
+        self.updates: dict[str, Tensor] = {}
+        self._targets = targets
+        self._keep = keep
+        self._tensors = model.state_dict()
+
+    def place(self, name: str) -> Place:
+        """Where a parameter goes; one that is kept goes there by way of its update."""
+        out, target = InMemory(self._tensors[name]), self._targets.get(name)
+        if name in self._keep and name not in self.updates:
+            return KeptPlace(out, target, self.updates)
+        return Place(out, target)
+
+    def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
+        """The work on parameters whose updates are kept, without merging them again."""
+
+        def from_kept(parameter: Parameter) -> Iterator[Block]:
+            if parameter.name in self.updates:
+                yield from kept_blocks(self.updates[parameter.name], records[parameter.name].slices)
+            else:
+                yield from work(parameter)
+
+        return from_kept
+
+
+def kept_blocks(update: Tensor, stats: SliceStats | None = None) -> Iterator[Block]:
+    """A kept update, some rows at a time; the first block tells what happened to its slices."""
+    whole = as_rows(update)
+    for rows in row_blocks(update):
+        yield Block(None, rows, whole[rows], stats or SliceStats())
+        stats = None
+
+
+def new_model(inputs: Inputs) -> PreTrainedModel:
+    """A copy of the base's model in the format of the result, with the rows of new tokens in place."""
+    with torch.inference_mode(False):
+        model = with_format(inputs.base.copy_model(), inputs.dtype, inputs.new_size)
+        if inputs.new_size is not None:
+            state = model.state_dict()
+            for name in inputs.vocabulary.token_axis:
+                state[name].copy_(inputs.parameter(name).base)
+    return model
+
+
+def expert_model(inputs: Inputs, expert: str) -> PreTrainedModel:
+    """One expert as a model in the format of the result."""
+    model = new_model(inputs)
+    state = model.state_dict()
+    for name in inputs.base:
+        state[name].copy_(inputs.expert_tensor(expert, name))
+    return model
 
 
 def with_format(
     model: PreTrainedModel, dtype: torch.dtype | None, vocabulary_size: int | None
 ) -> PreTrainedModel:
-    """The model, changed to the dtype and the number of tokens of the result."""
+    """The model, changed to the dtype and the number of tokens of the result; buffers keep their dtype."""
     if vocabulary_size is not None:
         model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
     if dtype is not None:

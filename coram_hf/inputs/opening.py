@@ -1,82 +1,56 @@
-"""The base and its experts side by side: naming them, and checking that they can be merged."""
+"""Opening the base and its experts: naming them, and checking that they can be merged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
 from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, fetch, parse_source
+from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.quantized import dequantized
-from coram_hf.inputs.tokens import Policy, embedding_rows, match_vocabularies
-from coram_hf.inputs.vocabulary import Vocabulary
+from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
 from coram_hf.inputs.weights import Weights
 
 ModelSource = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each of them is an expert), or where either is to be found."""
 
 ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource]
+TOLD = ("vocabulary", "trust_remote_code", "allow_pickle")
+"""Options that a report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
 
 
-@dataclass(frozen=True)
-class Models:
-    """A base and the named experts fine-tuned from it, tensor by tensor, rows of vocabularies lined up.
-
-    tokenizer: of the merged model, where it is not simply the one beside the base.
-    """
-
-    base: Weights
-    experts: dict[str, Weights]
-    vocabulary: Vocabulary
-    tokenizer: PreTrainedTokenizerBase | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    def named(self) -> Iterator[tuple[str, Weights]]:
-        """The base, under the empty name, and the experts."""
-        yield "", self.base
-        yield from self.experts.items()
-
-    def base_tensor(self, name: str) -> Tensor:
-        """One tensor of the base alone, without making those of adapters."""
-        grown = self.vocabulary.grows and name in self.vocabulary.token_axis
-        return self.tensors(name)[0] if grown else self.base[name]
-
-    def expert_tensor(self, expert: str, name: str) -> Tensor:
-        """One tensor of one expert alone, likewise."""
-        if self.vocabulary.grows and name in self.vocabulary.token_axis:
-            return self.tensors(name)[1][list(self.experts).index(expert)]
-        return self.vocabulary.align(name, self.base[name], {expert: self.experts[expert][name]})[1][0]
-
-    def tensors(self, name: str) -> tuple[Tensor, list[Tensor]]:
-        """One tensor of the base and of every expert."""
-        experts = {expert: weights[name] for expert, weights in self.experts.items()}
-        return self.vocabulary.align(name, self.base[name], experts)
-
-
-def open_models(
+def open_inputs(
     base: ModelSource,
     experts: ModelSources,
+    options: MergeOptions,
     *,
-    vocabulary: Policy = "base",
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    expert_tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
-    trust_remote_code: bool = False,
-    allow_pickle: bool = False,
-) -> Models:
-    """Name the experts and check that each has the base's architecture, tensors and shapes."""
+    target_modules: str | tuple[str, ...] | None = None,
+    need_targets: bool = True,
+    device: torch.device | None = None,
+) -> Inputs:
+    """Name the experts, check that each has the base's architecture, tensors and shapes, find the targets.
+
+    `device` is the one that the option of that name stands for on this machine.
+    """
+    check_options(options)
+    trust_remote_code = options.get("trust_remote_code", False)
+    allow_pickle = options.get("allow_pickle", False)
+    tokenizer, expert_tokenizers = options.get("tokenizer"), options.get("expert_tokenizers")
+    dtype = output_dtype(options.get("dtype"))
     open_folder = partial(open_checkpoint, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     source = _open_base(base, open_folder)
     origin = source.model
@@ -111,10 +85,25 @@ def open_models(
         for name, weights in opened.items()
     }
     models = {name: weights.model for name, weights in opened.items()}
-    rows, differences = match_vocabularies(origin, models, vocabulary, own, theirs)
+    policy = options.get("vocabulary", "base")
+    rows, differences = match_vocabularies(origin, models, policy, own, theirs)
     for name, weights in opened.items():
         warnings += _check_same_tensors(source, name, weights, rows.token_axis)
-    return Models(source, opened, rows, rows.tokenizer or tokenizer, [*differences, *warnings])
+    told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
+    return Inputs(
+        source,
+        opened,
+        rows,
+        targets={},
+        outside=(),
+        frozen=(),
+        tokenizer=rows.tokenizer or tokenizer,
+        warnings=(*differences, *warnings),
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        told=told,
+    ).with_targets(target_modules, required=need_targets)
 
 
 def _open_base(base: ModelSource, open_folder: OpenFolder) -> Weights:

@@ -1,0 +1,235 @@
+"""CoramConfig: every choice of one CORAM merge."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
+
+from coram_hf.config.declared import Checked, Declared, Range, check_names, check_number, declared
+from coram_hf.config.line import (
+    DEFAULT_HEIGHT,
+    Branch,
+    Conflict,
+    LineFields,
+    Residual,
+    Spread,
+    read_line,
+    write_line,
+)
+from coram_hf.errors import CoramError
+
+if TYPE_CHECKING:
+    import torch
+
+Scale = Literal["sqrt_n", "c_rms"]
+Balance = Literal["damp", "equal"]
+ComputeDtype = Literal["float64", "float32"]
+
+
+def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
+    """Expert weights as floats: finite, not negative, not all zero."""
+    if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
+        raise CoramError(f"weights must be a list of numbers in expert order, found {weights!r}")
+    given = tuple(weights)
+    for weight in given:
+        check_number("weights", weight)
+        if weight < 0:
+            raise CoramError(f"weights must not be negative, found {weight!r}")
+    numbers = tuple(float(weight) for weight in given)
+    if not math.fsum(numbers) > 0:
+        raise CoramError(f"weights must not all be zero, found {numbers!r}")
+    return numbers
+
+
+def check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
+    """A regular expression, or name suffixes as a tuple."""
+    patterns = (targets,) if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
+    if not patterns or not all(isinstance(p, str) and p for p in patterns):
+        raise CoramError(f"target_modules must be a regex or a list of names, found {targets!r}")
+    if not isinstance(targets, str):
+        return patterns
+    try:
+        re.compile(targets)
+    except re.error as error:
+        raise CoramError(f"target_modules: {targets!r} is not a regular expression: {error}") from None
+    return targets
+
+
+Weights = Annotated[
+    tuple[float, ...] | None,
+    Checked(check_weights),
+    "One non-negative number per expert, normalised to sum 1; uniform by default.",
+]
+BalanceOption = Annotated[
+    Balance | None,
+    "Rescale uneven experts first: damp shrinks those above the median update, equal brings all to the "
+    "median. Not part of the paper.",
+]
+TargetModules = Annotated[
+    str | tuple[str, ...] | None,
+    Checked(check_targets),
+    "Modules to merge geometrically: a regular expression, name suffixes, or all-linear; by default the "
+    "attention and MLP projections.",
+]
+
+
+class _Checked:
+    """A dataclass whose declared options are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        for name, option in options_of(type(self)).items():
+            object.__setattr__(self, name, option.checked(getattr(self, name)))
+
+
+def options_of(cls: type) -> dict[str, Declared]:
+    """The options that the fields of a dataclass declare."""
+    if cls not in _OPTIONS:
+        _OPTIONS[cls] = _read_options(cls)
+    return _OPTIONS[cls]
+
+
+_OPTIONS: dict[type, dict[str, Declared]] = {}
+
+
+def _read_options(cls: Any) -> dict[str, Declared]:
+    hints = get_type_hints(cls, include_extras=True)
+    defaults = {f.name: f.default for f in fields(cls)}
+    return declared({name: hints[name] for name in defaults}, defaults)
+
+
+@dataclass(frozen=True)
+class Shared(_Checked):
+    """What every method takes."""
+
+    weights: Weights = None
+    balance: BalanceOption = None
+    target_modules: TargetModules = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain values."""
+        return _plain(asdict(self))
+
+
+@dataclass(frozen=True)
+class CoramConfig(_Checked):
+    """Every choice of a CORAM merge; the defaults are the paper's plain `full` line under its kappa rule."""
+
+    slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT
+    branch: Annotated[
+        Branch,
+        "Merged factors: full is Q, dS and V, lr is Q and V; the other subsets are diagnostic.",
+    ] = "full"
+    conflict: Annotated[
+        Conflict | None,
+        "Columns merged geometrically: nca the agreeing ones, ca the conflicting ones; +ave adds the "
+        "weighted mean of the others back.",
+    ] = None
+    spread: Annotated[
+        Spread | None, "Priority by which rows are dealt over slices; by default rows stay contiguous."
+    ] = None
+    residual: Annotated[
+        Residual | None, "Merge of the non-target parameters; by default they stay at the base."
+    ] = None
+    kappa: Annotated[
+        float | None, Range("(0, inf)"), "Restoration strength; by default from the dispersion D."
+    ] = None
+    scale: Annotated[Scale, "Contraction scale: sqrt(N), or the measured c_RMS."] = "sqrt_n"
+    lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
+    dispersion_threshold: Annotated[
+        float, Range("(0, inf)"), "D at which the rule changes from kappa 1.15 to 0.5."
+    ] = 7.5
+    weights: Weights = None
+    balance: BalanceOption = None
+    target_modules: TargetModules = None
+    compute_dtype: Annotated[ComputeDtype, "Precision of the geometry."] = "float64"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CoramConfig:
+        """A config from named values; an unknown name is an error that suggests the nearest one."""
+        check_names(values, list(options_of(cls)), "CoramConfig option")
+        return cls(**values)
+
+    @classmethod
+    def from_report(cls, report: Report) -> CoramConfig:
+        """The config of a merge by its report, so that it can be repeated."""
+        if report.slice_height is None:
+            raise CoramError(f"the merge was made by {report.method}, which has no CoramConfig")
+        return cls.from_dict(report.config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain values, the inverse of `from_dict`."""
+        return _plain(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str, **options: Any) -> CoramConfig:
+        """A config from the paper's name for it, e.g. `SS(ca+ave,variance).ties` or `full (h=16)`."""
+        stated = read_line(line)
+        repeated = stated.keys() & options.keys()
+        if repeated:
+            raise CoramError(f"{', '.join(sorted(repeated))}: already given by the line {line!r}")
+        return cls.from_dict({**stated, **options})
+
+    @property
+    def line(self) -> str:
+        """The paper's name for this configuration, the inverse of `from_line`."""
+        return write_line(LineFields(*(getattr(self, name) for name in LineFields._fields)))
+
+    @property
+    def residual_lines(self) -> tuple[str, ...]:
+        """The lines that differ from this one in the residual pathway only."""
+        return tuple(replace(self, residual=residual).line for residual in get_args(Residual))
+
+    @property
+    def shared(self) -> Shared:
+        """The options that other methods have, too."""
+        return Shared(self.weights, self.balance, self.target_modules)
+
+    def expert_weights(self, n_experts: int) -> tuple[float, ...]:
+        """w_i for N experts, summing to 1."""
+        return normalized_weights(self.weights, n_experts)
+
+    @property
+    def torch_compute_dtype(self) -> torch.dtype:
+        """The dtype of the geometry."""
+        import torch
+
+        return {"float64": torch.float64, "float32": torch.float32}[self.compute_dtype]
+
+
+class Report(Protocol):
+    """What `from_report` reads of a MergeReport."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def slice_height(self) -> int | None: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+
+def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple[float, ...]:
+    """w_i summing to 1: uniform for None; there must be one per expert."""
+    if weights is None:
+        return (1 / n_experts,) * n_experts
+    numbers = check_weights(weights)
+    if len(numbers) != n_experts:
+        raise CoramError(f"weights: found {len(numbers)} for {n_experts} experts; pass one weight per expert")
+    total = math.fsum(numbers)
+    return tuple(w / total for w in numbers)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _describe(cls: type) -> None:
+    """Add the options to a docstring: their help is written where they are declared."""
+    lines = [f"    {name}: {option.summary}" for name, option in options_of(cls).items()]
+    cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *lines])
+
+
+_describe(Shared)
+_describe(CoramConfig)

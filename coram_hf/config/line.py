@@ -1,0 +1,70 @@
+"""The paper's one-line names for configurations, such as `SS(ca+ave,variance).ties` or `full (h=16)`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple, get_args
+
+from coram_hf.errors import CoramError
+
+Branch = Literal["full", "lr", "q", "s", "v", "qs", "sv"]
+Conflict = Literal["nca", "nca+ave", "ca", "ca+ave"]
+Spread = Literal["mean", "energy", "variance", "owner", "margin"]
+Residual = Literal["ta", "ties", "tsvm"]
+
+DEFAULT_HEIGHT = 8
+
+_LINE = re.compile(
+    r"(?:SS\(\s*(?P<spread_core>[^\s,()]+)\s*,\s*(?P<mode>\w+)\s*\)|(?P<core>[^\s.,()]+))"
+    r"(?:\.(?P<residual>\w+))?(?:\s*\(\s*h\s*=\s*(?P<height>[1-9]\d*)\s*\))?"
+)
+
+_GRAMMAR = (
+    "a line is X, SS(X,mode), X.rp or SS(X,mode).rp, then optionally (h=N); "
+    f"X: {', '.join(get_args(Branch) + get_args(Conflict))}; "
+    f"mode: {', '.join(get_args(Spread))}; rp: {', '.join(get_args(Residual))}"
+)
+
+
+class LineFields(NamedTuple):
+    """The fields of a configuration that its line states."""
+
+    slice_height: int
+    branch: str
+    conflict: str | None
+    spread: str | None
+    residual: str | None
+
+
+def read_line(line: str) -> dict[str, Any]:
+    """The fields that a line states, by name."""
+    match = _LINE.fullmatch(line.strip()) if isinstance(line, str) else None
+    if match is None:
+        raise CoramError(f"cannot read the line {line!r}; {_GRAMMAR}")
+    branch, conflict = _read_core(match["spread_core"] or match["core"], line)
+    optional = {"spread": match["mode"], "residual": match["residual"]}
+    if match["height"]:
+        optional["slice_height"] = int(match["height"])
+    return {"branch": branch, "conflict": conflict} | {k: v for k, v in optional.items() if v is not None}
+
+
+def write_line(fields: LineFields) -> str:
+    """The line of some fields, the inverse of `read_line`."""
+    height, branch, conflict, spread, residual = fields
+    masked = conflict if branch == "full" else f"{branch}-{conflict}"
+    line = branch if conflict is None else str(masked)
+    if spread is not None:
+        line = f"SS({line},{spread})"
+    if residual is not None:
+        line += f".{residual}"
+    return line if height == DEFAULT_HEIGHT else f"{line} (h={height})"
+
+
+def _read_core(core: str, line: str) -> tuple[str, str | None]:
+    """`full` -> (full, None); `nca` -> (full, nca); `lr-nca` (not in the paper) -> (lr, nca)."""
+    branch, _, conflict = core.partition("-") if "-" in core else ("full", "", core)
+    if core in get_args(Branch):
+        return core, None
+    if branch not in get_args(Branch) or conflict not in get_args(Conflict):
+        raise CoramError(f"unknown branch or conflict mode {core!r} in the line {line!r}; {_GRAMMAR}")
+    return branch, conflict

@@ -1,0 +1,45 @@
+"""What was scored before, so that an interrupted evaluation resumes and repeats nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coram_hf.execution.journal import Journal
+
+T = TypeVar("T")
+
+
+class Memory:
+    """Values by a hash of all that they depend on, kept in a journal.
+
+    Values that depend on anything else than before have another key, so they are computed again. Without a
+    path nothing is remembered.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._journal = None if path is None else Journal(path)
+        self._known: dict[str, Any] = {}
+        for entry in self._journal or ():
+            if isinstance(entry, dict) and "key" in entry and "value" in entry:
+                self._known[entry["key"]] = entry["value"]
+
+    def remember(self, depends_on: tuple[object, ...] | None, what: str, make: Callable[[], T]) -> T:
+        """The value known for these dependencies, or made and noted; None depends on what has no hash."""
+        if depends_on is None or self._journal is None:
+            return make()
+        key = digest(*depends_on)
+        if key not in self._known:
+            value = make()
+            self._journal.note([{"key": key, "what": what, "value": value}])
+            self._journal.close()
+            self._known[key] = value
+        found: T = self._known[key]
+        return found
+
+
+def digest(*parts: object) -> str:
+    """A short hash of plain values."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,32 @@
+"""Where the geometry runs."""
+
+from __future__ import annotations
+
+import torch
+
+from coram_hf.errors import CoramError
+
+
+def compute_device(device: str | torch.device | None, local_rank: int = 0) -> torch.device | None:
+    """The device of the geometry: as given, "auto" for an accelerator if there is one, None as the base."""
+    if device is None or isinstance(device, torch.device):
+        return device
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name = device if device != "auto" else found.type if found is not None else "cpu"
+    try:
+        chosen = torch.device(name)
+    except (RuntimeError, TypeError):
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
+        raise CoramError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto")
+    if chosen.type != "cpu" and (found is None or found.type != chosen.type):
+        raise CoramError(f"device: there is no {chosen.type!r} on this machine; found {found or 'cpu'}")
+    if chosen.type == "cuda" and chosen.index is None:
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return chosen
+
+
+def check_precision(device: torch.device | None, compute_dtype: str) -> None:
+    """Raise for Apple's devices, which have no float64, where that is asked for."""
+    if device is not None and device.type == "mps" and compute_dtype == "float64":
+        raise CoramError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')

@@ -1,0 +1,155 @@
+"""FileRunner: a merge from files to files, in phases that a journal lets resume, split over processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from coram_hf.amplitude import Wanted
+from coram_hf.errors import CoramError
+from coram_hf.execution.processes import Processes
+from coram_hf.execution.runner import Task
+from coram_hf.execution.stream import Done, Stream, split
+from coram_hf.execution.survey import Survey
+from coram_hf.execution.threads import thread_count
+from coram_hf.execution.workspace import Workspace, check_target
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.methods.record import Record, measure
+from coram_hf.outputs.folder import FolderSink
+from coram_hf.outputs.layout import Layout, Unit, skeleton, units
+from coram_hf.outputs.output import Output
+from coram_hf.outputs.place import Place
+
+SAMPLE = 8
+"""Least number of matrices from which the side of the dispersion threshold is guessed."""
+
+
+class WholeSink(Protocol):
+    """Where every parameter of the model goes."""
+
+    def place(self, name: str) -> Place:
+        """Where one merged parameter goes."""
+        ...
+
+    def unchanged(self, name: str, tensor: Tensor) -> Output:
+        """A parameter that is not merged."""
+        ...
+
+
+class FileRunner:
+    """Merges into a folder: its layout, its workspace, and its phases.
+
+    Exact norms are measured while merging; before that, a sample tells on which side of the threshold D lies.
+    state: what the merge is made from; None if a model is in memory, and nothing can be resumed.
+    """
+
+    measures = True
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        target: str | Path,
+        max_shard_size: int | str,
+        settings: Mapping[str, Any],
+        label: str = "merge",
+        progress: bool = True,
+    ) -> None:
+        self.processes = Processes.find()
+        self.target = Path(os.path.abspath(Path(target).expanduser()))
+        self.threads = thread_count(inputs.device)
+        self.workspace = Workspace(self.target, self.processes.rank)
+        self._inputs = inputs
+        model, size = skeleton(inputs), shard_size(max_shard_size)
+        state = model.state_dict()
+        readers = 1 + len(inputs.experts)
+        self.costs = {name: t.numel() * t.element_size() * readers for name, t in state.items()}
+        shares = split(units(model), self.costs, self.processes.count)
+        self.layout = Layout(model, shares, size, original_format=inputs.original_format)
+        self.share: list[Unit] = shares[self.processes.rank]
+        identity = inputs.identity()
+        chosen = {**settings, "processes": self.processes.count, "max_shard_size": size}
+        self.state = None if identity is None else {"settings": chosen, **identity}
+        self.started = False
+        self._stream = Stream(self.workspace, self.processes, inputs.prefetch, self.threads, label, progress)
+
+    def check(self, overwrite: bool) -> None:
+        """Refuse a target that could not be written in the end."""
+        check_target(self.target, overwrite, self.layout.total_bytes, self._inputs.files())
+
+    def sink(self) -> FolderSink:
+        """The files of this process."""
+        files = self.layout.files(self.processes.rank)
+        inputs = self._inputs
+        return FolderSink(self.workspace.files, self.layout, files, inputs.base.tied, inputs.targets)
+
+    def norms(self, wanted: Wanted) -> Survey | None:
+        """Measure all target matrices, or a sample of them that tells the side of the threshold."""
+        if wanted == "nothing":
+            return None
+        names = list(self._inputs.targets or self._inputs.outside)
+        if wanted == "side":
+            count = min(len(names), max(SAMPLE, len(names) // 32))
+            drawn = sorted(random.Random(0).sample(range(len(names)), count))
+            found = self._measure("sample", [names[i] for i in drawn])
+            if all(found.measured.updates.values()):
+                return found
+        return self._measure("survey", names)
+
+    def each(
+        self, phase: str, names: Sequence[str], task: Task, sink: FolderSink | None = None
+    ) -> dict[str, Record]:
+        """Do a task on every named parameter that no journal has; a sink gets all parameters of the model."""
+        if sink is None:
+            share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
+            return self._run(phase, share, lambda unit: self._only_measured(unit, task))
+        merged = set(names)
+        self.started = True
+        with sink:
+            return self._run(phase, self.share, lambda unit: self.merge_unit(unit, merged, task, sink), sink)
+
+    def merge_unit(self, unit: Unit, merged: set[str], task: Task, sink: WholeSink) -> Done:
+        """The parameters that go to disk together, merged or as they are in the base."""
+        records: list[Record] = []
+        outputs: dict[str, Output] = {}
+        for name in unit:
+            parameter = self._inputs.parameter(self._inputs.base.tied.get(name, name))
+            if parameter.name in merged:
+                place: Place = sink.place(name)
+                outputs[name] = place.out
+                records.append(task(parameter, place))
+            else:
+                outputs[name] = sink.unchanged(name, parameter.base)
+                floating = parameter.base.is_floating_point()
+                records.append(self._look(parameter.name) if floating else Record())
+        return Done(records, outputs)
+
+    def _only_measured(self, unit: Unit, task: Task) -> Done:
+        return Done([task(self._inputs.parameter(unit[0]), None)], {})
+
+    def _measure(self, phase: str, names: Sequence[str]) -> Survey:
+        records = self.each(phase, names, lambda parameter, _: self._look(parameter.name))
+        return Survey.of(records, self._inputs)
+
+    def _look(self, name: str) -> Record:
+        return measure(self._inputs.parameter(name), Record(), list(self._inputs.experts))
+
+    def _run(self, phase: str, share: Sequence[Unit], work: Any, sink: FolderSink | None = None) -> Any:
+        """The records of all processes by parameter, in the order of the inputs."""
+        found = self._stream.run(phase, share, self.costs, work, sink)
+        tied = self._inputs.base.tied
+        by_name = {tied.get(name, name): record for name, record in found.items()}
+        return {name: by_name[name] for name in (*self._inputs.floating, *by_name) if name in by_name}
+
+
+def shard_size(size: int | str) -> int | str:
+    """A number of bytes, or a text such as 5GB."""
+    size = int(size) if isinstance(size, str) and size.isdigit() else size
+    if (isinstance(size, int) and size > 0) or (isinstance(size, str) and re.fullmatch(r"\d+[KMGT]B", size)):
+        return size
+    raise CoramError(f"max_shard_size must be a number of bytes or a text such as 5GB, found {size!r}")

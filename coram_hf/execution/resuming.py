@@ -1,0 +1,64 @@
+"""What becomes of the work of a merge into a folder: kept for a second call, discarded, or published."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coram_hf.errors import CoramError
+from coram_hf.execution.files import FileRunner
+
+logger = logging.getLogger("coram_hf")
+
+
+@contextmanager
+def workspace_of(runner: FileRunner, overwrite: bool) -> Iterator[bool]:
+    """Lock the target, and make or resume its workspace; yields whether the merge was finished before.
+
+    Only a refusal before the first byte discards the workspace. After that an error keeps what was done, and
+    the same call resumes it, unless a model is in memory.
+    """
+    opened = False
+    try:
+        finished = runner.workspace.is_published(runner.state)
+        if not finished:
+            runner.check(overwrite)
+        runner.processes.wait()
+        if runner.processes.first:
+            runner.workspace.lock()
+            opened = True
+            if finished:
+                runner.workspace.clean()
+            else:
+                runner.workspace.open(runner.state)
+        runner.processes.wait()
+        yield finished
+        opened = False
+    except KeyboardInterrupt:
+        logger.warning("stopped; %s", _fate(runner))
+        opened &= runner.state is None
+        raise
+    except OSError as error:
+        opened &= runner.state is None
+        raise CoramError(f"{error}; {_fate(runner)}") from error
+    except CoramError as error:
+        if not runner.started:
+            raise
+        opened &= runner.state is None
+        raise CoramError(f"{error}; {_fate(runner)}") from error
+    except Exception:
+        logger.error("the merge failed; %s", _fate(runner))
+        opened &= runner.state is None
+        raise
+    finally:
+        if opened:
+            runner.workspace.discard()
+        runner.workspace.unlock()
+
+
+def _fate(runner: FileRunner) -> str:
+    """What becomes of the unfinished work, for the user."""
+    if runner.state is None:
+        return "nothing is kept: a merge of in-memory models cannot be resumed"
+    return f"run the same command again to resume ({runner.workspace.folder})"

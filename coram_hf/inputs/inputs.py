@@ -1,0 +1,175 @@
+"""Inputs: the weights of one merge, opened once and shared by merges, comparisons, sweeps and diagnostics."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from coram_hf.inputs.files import fingerprint
+from coram_hf.inputs.parent_card import provenance
+from coram_hf.inputs.quantized import stored_quantized
+from coram_hf.inputs.targets import Target, find_targets
+from coram_hf.inputs.vocabulary import Vocabulary
+from coram_hf.inputs.weights import Weights
+
+
+class Matrix(NamedTuple):
+    """One matrix (output neurons x inputs) of a parameter, in the base and in every expert."""
+
+    name: str
+    base: Tensor
+    experts: list[Tensor]
+
+
+class Parameter:
+    """One parameter of the base and of all experts, each made at most once, when it is first needed.
+
+    target: how its matrices lie in it, if it is merged geometrically.
+    """
+
+    def __init__(self, inputs: Inputs, name: str) -> None:
+        self.name = name
+        self.target = inputs.targets.get(name)
+        self._inputs = inputs
+
+    @cached_property
+    def base(self) -> Tensor:
+        """W_0."""
+        grown = self._inputs.vocabulary.grown(self.name)
+        return self._aligned[0] if grown else self._inputs.base[self.name]
+
+    @property
+    def experts(self) -> list[Tensor]:
+        """W_1 .. W_N, rows of vocabularies lined up with the base's."""
+        return self._aligned[1]
+
+    @cached_property
+    def _aligned(self) -> tuple[Tensor, list[Tensor]]:
+        made = {name: weights[self.name] for name, weights in self._inputs.experts.items()}
+        return self._inputs.vocabulary.align(self.name, self._inputs.base[self.name], made)
+
+    def matrices(self) -> Iterator[Matrix]:
+        """The matrices of a target, from whatever layout; any other parameter comes as it is."""
+        if self.target is None:
+            yield Matrix(self.name, self.base, self.experts)
+            return
+        stacked = zip(*(self.target.matrices(t) for t in (self.base, *self.experts)), strict=True)
+        for i, (base, *experts) in enumerate(stacked):
+            yield Matrix(self.name if self.base.ndim == 2 else f"{self.name}[{i}]", base, experts)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A base and the named experts fine-tuned from it, and what is known of them before any merging.
+
+    targets: the parameters that are merged geometrically; outside: all other floating tensors; frozen: the
+    rest, which stays as it is in the base.
+    tokenizer: of the merged model, where it is not simply the one beside the base.
+    dtype: of the result, the base's by default; device: where matrices are merged, by default where they lie.
+    told: options that a report repeats.
+    """
+
+    base: Weights
+    experts: Mapping[str, Weights]
+    vocabulary: Vocabulary
+    targets: Mapping[str, Target]
+    outside: tuple[str, ...]
+    frozen: tuple[str, ...]
+    tokenizer: PreTrainedTokenizerBase | None = None
+    warnings: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    trust_remote_code: bool = False
+    told: Mapping[str, Any] | None = None
+
+    def with_targets(self, target_modules: str | tuple[str, ...] | None, *, required: bool) -> Inputs:
+        """The same weights with other target matrices; nothing is opened again."""
+        found = {t.name: t for t in find_targets(self.model, target_modules, required=required)}
+        others = {name: self.base.original(name) for name in self.base if name not in found}
+        return replace(
+            self,
+            targets=found,
+            outside=tuple(name for name, like in others.items() if like.is_floating_point()),
+            frozen=tuple(name for name, like in others.items() if not like.is_floating_point()),
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The base's modules."""
+        return self.base.model
+
+    @property
+    def floating(self) -> tuple[str, ...]:
+        """All floating tensors, targets first."""
+        return (*self.targets, *self.outside)
+
+    @property
+    def new_size(self) -> int | None:
+        """Rows of the merged vocabulary, if it has more than the base's."""
+        return self.vocabulary.size if self.vocabulary.grows else None
+
+    @property
+    def original_format(self) -> bool:
+        """Whether weights go to disk as they came: not for a checkpoint that was quantised there."""
+        return stored_quantized(self.model) is None
+
+    def named(self) -> Iterator[tuple[str, Weights]]:
+        """The base, under the empty name, and the experts."""
+        yield "", self.base
+        yield from self.experts.items()
+
+    def parameter(self, name: str) -> Parameter:
+        """One parameter, whose weights are made when they are needed."""
+        return Parameter(self, name)
+
+    def expert_tensor(self, expert: str, name: str) -> Tensor:
+        """One tensor of one expert alone, in the merged vocabulary."""
+        if self.vocabulary.grown(name):
+            return self.parameter(name).experts[list(self.experts).index(expert)]
+        return self.vocabulary.align(name, self.base[name], {expert: self.experts[expert][name]})[1][0]
+
+    def prefetch(self, name: str) -> None:
+        """Have the pages behind a parameter read from the disk, without waiting for them."""
+        for _, weights in self.named():
+            weights.prefetch(name)
+
+    def files(self) -> list[Path]:
+        """Every file that is read, and the folders that models in memory were loaded from."""
+        models = [weights for _, weights in self.named()]
+        loaded = [Path(m.model.name_or_path) for m in models if not m.files and m.model.name_or_path]
+        return [*(path for m in models for path in m.files), *(path for path in loaded if path.is_dir())]
+
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """Where base and experts come from; what was trained in memory still has the name of its base."""
+        found = {name: provenance(weights) for name, weights in self.named()}
+        for name, weights in self.experts.items():
+            if not weights.files and weights.location == self.base.location:
+                found[name] = {"source": None, "hub": False, "commit": None, "files": None}
+        return found
+
+    def identity(self) -> dict[str, Any] | None:
+        """What the inputs are, so that a change is noticed; None if a model is in memory and not on disk."""
+        if not all(weights.files for _, weights in self.named()):
+            return None
+        return {
+            "dtype": str(self.dtype),
+            "device": str(self.device),
+            "vocabulary": self._vocabulary_hash(),
+            "files": {name: [fingerprint(path) for path in w.files] for name, w in self.named()},
+        }
+
+    def _vocabulary_hash(self) -> str:
+        """A hash of how the rows of the vocabularies are lined up."""
+        vocabulary = self.vocabulary
+        digest = hashlib.sha256(repr((vocabulary.size, vocabulary.new_rows.tolist())).encode())
+        for name, rows in sorted(vocabulary.rows.items()):
+            digest.update(repr((name, rows.tolist())).encode())
+        return digest.hexdigest()

@@ -1,0 +1,196 @@
+"""Baselines: a function of the updates of one tensor, made a method that merges whole models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, get_type_hints
+
+from torch import Tensor
+
+from coram_hf.amplitude import Strength
+from coram_hf.config import Declared, Shared, check_names, declared, normalized_weights, options_of
+from coram_hf.geometry import SliceStats, squared_norm
+from coram_hf.geometry.slices import as_rows, row_blocks
+from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.methods.entry import Choice, FromMergekit
+from coram_hf.methods.protocol import Block, How, Work
+from coram_hf.methods.updates import Updates
+
+Tensors = Callable[[], Iterator[Updates]]
+Prepare = Callable[[Tensors, Mapping[str, Any]], Any]
+"""Something that a method must know of all tensors before it merges the first one."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A merge method: a function of Updates whose keyword arguments are its parameters.
+
+    by_rows: whether it may be given some rows of a tensor at a time.
+    presets: by the names of the paper's tables, the parameters that differ from the defaults;
+    mergebench: the same with the coefficients that MergeBench runs.
+    from_mergekit: reads mergekit's parameters for this method, which may need no base there (baseless).
+    """
+
+    update: Callable[..., Tensor]
+    by_rows: bool = False
+    prepare: Prepare | None = None
+    presets: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    mergebench: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    from_mergekit: FromMergekit | None = None
+    baseless: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.update.__name__
+
+    @property
+    def title(self) -> str:
+        """What a card calls the method."""
+        return f"the baseline {self.name}"
+
+    @property
+    def formula(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.update) or "").partition("\n")[0]
+
+    @cached_property
+    def options(self) -> dict[str, Declared]:
+        """The parameters of the function, as its signature declares them."""
+        parameters = inspect.signature(self.update).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        hints = get_type_hints(self.update, include_extras=True)
+        return declared({name: hints[name] for name in defaults}, defaults)
+
+    def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters of the method, the given ones checked."""
+        check_names(parameters, list(self.options), f"parameter of {self.name}")
+        for name, value in parameters.items():
+            self.options[name].checked(value, self.name)
+        return {name: option.default for name, option in self.options.items()} | dict(parameters)
+
+    def __call__(self, updates: Updates, parameters: Mapping[str, Any]) -> Tensor:
+        """The merged update of one tensor; an empty tensor has an empty one."""
+        if updates.base.numel() == 0:
+            return updates.shaped(updates.empty())
+        return self.update(updates, **parameters)
+
+    def prepared(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Any:
+        """What the method must know of all tensors before it merges the first one; None for most."""
+        return None if self.prepare is None else self.prepare(tensors, parameters)
+
+    def choose(self, parameters: Mapping[str, Any]) -> Choice:
+        """The method with these parameters, those that every method takes among them."""
+        check_names(parameters, [*self.options, *options_of(Shared)], f"option of {self.name}")
+        shared = Shared(**{k: v for k, v in parameters.items() if k in options_of(Shared)})
+        own = self.complete({k: v for k, v in parameters.items() if k in self.options})
+        return Choice(
+            label=self.name,
+            make=lambda inputs: Euclidean(self, own, shared),
+            strength=lambda n: Strength(normalized_weights(shared.weights, n), shared.balance, lam=1.0),
+            target_modules=shared.target_modules,
+            need_targets=False,
+        )
+
+    def config(self, parameters: Mapping[str, Any]) -> None:
+        """A baseline has no CoramConfig."""
+
+    def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
+        """Python that repeats a merge."""
+        given = "".join(f", {key}={value!r}" for key, value in config.items() if value is not None)
+        call = f"merge({sources}, {self.name!r}{given}{options}).save_pretrained('merged')"
+        return ["from coram_hf.baselines import merge", call]
+
+    def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
+        """Words of the command line that repeat a merge."""
+        return command_words(self.name, config)
+
+
+def command_words(name: str, config: Mapping[str, Any]) -> list[str]:
+    """`--method NAME --parameter key=value ...`."""
+    words = ["--method", name]
+    for key, value in config.items():
+        if value is not None:
+            words += ["--parameter", f"{key}={_yaml(value)}"]
+    return words
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML reads it; its floats need a point."""
+    text = str(value)
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """A baseline on all floating tensors of a model; nothing is amplified."""
+
+    baseline: Baseline
+    parameters: Mapping[str, Any]
+    shared: Shared
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method, the options that all methods have, and its parameters."""
+        return {"method": self.baseline.name, **self.shared.to_dict(), **self.parameters}
+
+    def names(self, inputs: Inputs) -> dict[str, How]:
+        """All floating tensors."""
+        return dict.fromkeys(inputs.floating, How(amplified=False, by_rows=self.baseline.by_rows))
+
+    def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
+        """The function on every matrix of a target, and on every other tensor as it is."""
+        weights = normalized_weights(self.shared.weights, len(inputs.experts))
+        make = partial(Updates, weights=weights, factors=tuple(factors), given=self.shared.weights)
+
+        def every_tensor() -> Iterator[Updates]:
+            for name in inputs.floating:
+                parameter = inputs.parameter(name)
+                yield make(parameter.base, parameter.experts, name=name)
+
+        prepared = self.baseline.prepared(every_tensor, self.parameters)
+        of_one = partial(make, prepared=prepared)
+
+        def work(parameter: Parameter) -> Iterator[Block]:
+            counted = parameter.target is not None or not inputs.targets
+            yield from euclidean_blocks(parameter, of_one, self._merge, self.baseline.by_rows, counted)
+
+        return work
+
+    def _merge(self, updates: Updates) -> Tensor:
+        return self.baseline(updates, self.parameters)
+
+
+def euclidean_blocks(
+    parameter: Parameter,
+    make: Callable[..., Updates],
+    merge: Callable[[Updates], Tensor],
+    by_rows: bool,
+    counted: bool,
+) -> Iterator[Block]:
+    """The update of one parameter by a function of Updates, some rows at a time.
+
+    `counted` says whether its norm is part of the merged update's, as that of a target is.
+    """
+    if by_rows:
+        updates = make(parameter.base, parameter.experts, name=parameter.name)
+        parts = ((rows, merge(updates.part(rows))) for rows in row_blocks(parameter.base))
+    else:
+        whole = _whole(parameter, make, merge)
+        parts = ((rows, whole[rows]) for rows in row_blocks(parameter.base))
+    for rows, update in parts:
+        yield Block(None, rows, update, SliceStats(squared_norm=squared_norm(update) if counted else 0.0))
+
+
+def _whole(parameter: Parameter, make: Callable[..., Updates], merge: Callable[[Updates], Tensor]) -> Tensor:
+    """The update of all matrices of a parameter, as the rows that it is stored in."""
+    merged = [merge(make(base, experts, name=name)) for name, base, experts in parameter.matrices()]
+    if parameter.target is None:
+        return as_rows(merged[0])
+    update = parameter.base.new_empty(parameter.base.shape, dtype=merged[0].dtype)
+    for out, part in zip(parameter.target.matrices(update), merged, strict=True):
+        out.copy_(part)
+    return as_rows(update)

@@ -1,0 +1,142 @@
+"""CORAM: slices merged in the base's frame on the targets, and a residual pathway for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from coram_hf.amplitude import Strength
+from coram_hf.config import CoramConfig, Declared, check_names, options_of
+from coram_hf.geometry import merge_rows
+from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.methods.baseline import euclidean_blocks
+from coram_hf.methods.entry import Choice
+from coram_hf.methods.protocol import Block, How, Work
+from coram_hf.methods.residual import BY_ROWS, merge_residual
+from coram_hf.methods.updates import Updates
+
+STATED_BY_LINE = ("branch", "conflict", "spread", "residual", "slice_height")
+
+
+@dataclass(frozen=True)
+class Coram:
+    """W* = W_0 + lambda (W_merge - W_0) on the targets, W_0 + rho on the residual pathway."""
+
+    configuration: CoramConfig
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method and every field of its configuration."""
+        return {"method": "coram", **self.configuration.to_dict()}
+
+    def names(self, inputs: Inputs) -> dict[str, How]:
+        """The targets, amplified, and with a residual pathway all other floating tensors, which are not."""
+        residual = self.configuration.residual
+        found = dict.fromkeys(inputs.targets, How(amplified=True, by_rows=True))
+        if residual is not None:
+            found |= dict.fromkeys(inputs.outside, How(amplified=False, by_rows=residual in BY_ROWS))
+        return found
+
+    def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
+        """The geometry on targets, the residual merge on other parameters."""
+        config, residual = self.configuration, self.configuration.residual
+        weights = config.expert_weights(len(inputs.experts))
+        make = partial(Updates, weights=weights, factors=tuple(factors))
+
+        def work(parameter: Parameter) -> Iterator[Block]:
+            if parameter.target is not None:
+                for i, (_, base, experts) in enumerate(parameter.matrices()):
+                    for merged in merge_rows(
+                        base, experts, config, factors=factors, device=inputs.device, measure=measure
+                    ):
+                        yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
+            elif residual is not None:
+                merge = partial(merge_residual, residual=residual)
+                yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
+
+        return work
+
+
+class CoramEntry:
+    """CORAM in the registry; its parameters are a line and the fields of CoramConfig."""
+
+    name = "coram"
+    title = "CORAM"
+    formula = "W = W_0 + lambda (U_0 Qbar S_0 (I + dSbar) Vbar^T - W_0), slice by slice"
+    presets: Mapping[str, dict[str, Any]] = {}
+    mergebench: Mapping[str, dict[str, Any]] = {}
+    baseless = False
+
+    @property
+    def options(self) -> dict[str, Declared]:
+        """A line, and every field of CoramConfig."""
+        line = Declared("line", str, optional=True, help=LINE_HELP)
+        return {"line": line, **options_of(CoramConfig)}
+
+    def config(self, parameters: Mapping[str, Any]) -> CoramConfig:
+        """The configuration of a line and of fields that it does not state."""
+        check_names(parameters, list(self.options), "CoramConfig option")
+        given = {key: value for key, value in parameters.items() if key != "line"}
+        if "line" not in parameters:
+            return CoramConfig.from_dict(given)
+        return CoramConfig.from_line(parameters["line"], **given)
+
+    def choose(self, parameters: Mapping[str, Any]) -> Choice:
+        """CORAM with the configuration of these parameters."""
+        return choose_coram(self.config(parameters))
+
+    def from_mergekit(self, shared: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Our parameters as they are, and mergekit's weight of every model."""
+        parameters = dict(shared)
+        if any(own):
+            for values in own:
+                check_names(values, ("weight",), "parameter of a model")
+            parameters["weights"] = [values.get("weight", 1.0) for values in own]
+        return parameters
+
+    def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
+        """Python that repeats a merge."""
+        given = "".join(f", {key}={value!r}" for key, value in _not_stated(config).items())
+        return [
+            "from coram_hf import CoramConfig, CoramMerger",
+            f"config = CoramConfig.from_line({line!r}{given})",
+            f"CoramMerger({sources}, config{options}).merge_to('merged')",
+        ]
+
+    def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
+        """Words of the command line that repeat a merge."""
+        words = ["--line", line]
+        for key, value in _not_stated(config).items():
+            option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
+            several = key == "target_modules" and not isinstance(value, str)
+            for one in [*value, *value[:1]] if several else [value]:
+                words += [option, ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one)]
+        return words
+
+
+LINE_HELP = "The configuration by its line, such as SS(ca+ave,variance).ties."
+CORAM = CoramEntry()
+
+
+def choose_coram(config: CoramConfig) -> Choice:
+    """CORAM with a configuration."""
+    return Choice(
+        label=config.line,
+        make=lambda inputs: Coram(config),
+        strength=partial(Strength.of, config),
+        target_modules=config.target_modules,
+        compute_dtype=config.compute_dtype,
+        carrying=() if config.residual else config.residual_lines,
+    )
+
+
+def _not_stated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that the line does not state, and that are not at their defaults."""
+    defaults = {name: option.default for name, option in options_of(CoramConfig).items()}
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in STATED_BY_LINE and value is not None and value != defaults.get(key)
+    }

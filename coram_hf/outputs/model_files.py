@@ -1,0 +1,41 @@
+"""What belongs beside the weights of a merged folder: config, generation config, tokenizer, custom code."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from coram_hf.inputs.companions import companion_folder, copy_companions
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.outputs.layout import Layout, write_index
+
+logger = logging.getLogger("coram_hf")
+
+
+def save_model_files(folder: Path, layout: Layout, inputs: Inputs) -> None:
+    """Write index, config, generation config and companions; files of an earlier attempt go."""
+    model = layout.skeleton
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in layout.headers:
+            path.unlink()
+    write_index(folder, layout)
+    parts = (getattr(model.config, key, None) for key in model.config.sub_configs)
+    for config in (model.config, *parts):
+        if config is not None:
+            config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    save_companions(inputs, folder)
+
+
+def save_companions(inputs: Inputs, folder: Path) -> None:
+    """Write tokenizer, chat template, processor and, if it is trusted, custom code."""
+    source = companion_folder(inputs.model)
+    if source is not None:
+        copy_companions(source, folder, inputs.trust_remote_code)
+    if inputs.tokenizer is not None:
+        inputs.tokenizer.save_pretrained(folder)
+    if getattr(inputs.model.config, "auto_map", None) and not inputs.trust_remote_code:
+        logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
