@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import torch
-from models import fine_tuned, snapshot, tiny_llama
+from helpers import reference
+from helpers.models import fine_tuned, snapshot, tiny_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from coram_hf import CoramConfig, CoramError, CoramMerger

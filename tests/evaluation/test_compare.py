@@ -1,0 +1,157 @@
+"""Comparisons: every number by itself, and the layout of the paper's main tables."""
+
+import json
+import math
+
+import pytest
+from helpers.command import coram_hf
+from helpers.suites import EXPERTS, accuracy, assembled, make_suite, sources, task_files
+from transformers import AutoModelForCausalLM
+
+from coram_hf import CoramConfig, CoramMerger, compare_methods
+from coram_hf.baselines import METHODS, PAPER_PRESETS, merge
+from coram_hf.evaluation.compare import RIVALS
+from coram_hf.evaluation.tasks import LightScorer
+
+LINES = ("full", "lr.ta")
+BASELINES = ("linear", "OrthoMerge TIES+C")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return make_suite(tmp_path_factory.mktemp("suite"))
+
+
+@pytest.fixture(scope="module")
+def found(suite):
+    return compare_methods(
+        *sources(suite), LINES, tasks=task_files(suite), out_of_domain=[suite / "world.jsonl"],
+        lambdas="0.5:2.5:0.5", baselines=BASELINES, output=suite / "out", progress=False,
+    )  # fmt: skip
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+
+
+def percent(value):
+    return f"{100 * value:.2f}"
+
+
+def test_the_layout_is_the_papers(suite, found):
+    header, _, *rows = cells(str(found))
+    assert header == [
+        "method", "math", "code", "average (rule)", "average (best lambda)", "world", "out-of-domain average",
+    ]  # fmt: skip
+    assert [row[0] for row in rows] == ["base", "best expert of each task", *BASELINES, *LINES]
+    assert (suite / "out" / "compare.md").read_text() == str(found)
+    expert = rows[1]
+    assert expert[4:] == ["-", "-", "-"]
+    assert all(row[4] == "-" for row in rows[:4])
+    assert all("(at " in row[4] for row in rows[4:])
+
+
+def test_every_number_is_that_of_its_model(suite, found):
+    base = AutoModelForCausalLM.from_pretrained(suite / "base")
+    rule = 1.15 * math.sqrt(2)
+    models = {
+        "base": base,
+        "linear": merge(*sources(suite), "linear", progress=False).model,
+        "OrthoMerge TIES+C": merge(
+            *sources(suite), "orthomerge", residual="ties", conflict=True, progress=False
+        ).model,
+    }
+    for line in LINES:
+        config = CoramConfig.from_line(line, lam=rule)
+        models[line] = CoramMerger(*sources(suite), config, progress=False).merge().model
+    rows = {row[0]: [cell.strip("*") for cell in row[1:]] for row in cells(str(found))[2:]}
+    for name, model in models.items():
+        inside = [accuracy(model, path) for path in task_files(suite)]
+        world = accuracy(model, suite / "world.jsonl")
+        assert rows[name][:3] == [*map(percent, inside), percent(sum(inside) / 2)], name
+        assert rows[name][4:] == [percent(world), percent(world)], name
+    experts = {name: AutoModelForCausalLM.from_pretrained(suite / name) for name in EXPERTS}
+    scores = {path: [accuracy(expert, path) for expert in experts.values()] for path in task_files(suite)}
+    assert rows["best expert of each task"][:2] == [percent(max(values)) for values in scores.values()]
+    numbers = json.loads((suite / "out" / "compare.json").read_text())
+    for i, name in enumerate(EXPERTS):
+        for path, values in scores.items():
+            assert numbers["experts"][name][path.stem]["value"] == values[i]
+
+
+def test_the_best_lambda_is_that_of_the_tasks_in_domain(suite, found):
+    base = AutoModelForCausalLM.from_pretrained(suite / "base")
+    merged = CoramMerger(*sources(suite), CoramConfig(lam=1.0), progress=False).merge().model
+    averages = {}
+    for lam in (0.5, 1.0, 1.5, 1.15 * math.sqrt(2), 2.0, 2.5):
+        model = assembled(base, merged, lam)
+        averages[lam] = sum(accuracy(model, path) for path in task_files(suite)) / 2
+    line = found.lines[0]
+    assert averages[line.best.lam] == max(averages.values()) == line.best.average
+    row = next(row for row in cells(str(found)) if row[0] == "full")
+    assert row[4].replace("*", "") == f"{percent(max(averages.values()))} (at {line.best.lam:.2f})"
+    assert all(set(point.results) == {"math", "code"} for point in line.points)
+    assert set(line.beyond) == {"world"}
+
+
+def test_the_best_of_a_column_is_bold(found):
+    rows = cells(str(found))[2:]
+    for row in rows[:2]:
+        assert "**" not in "".join(row)
+    for column in range(1, 7):
+        shown = [row[column].partition(" ")[0] for row in rows[2:] if row[column] != "-"]
+        numbers = [float(cell.strip("*")) for cell in shown]
+        assert [cell.startswith("**") for cell in shown] == [number == max(numbers) for number in numbers]
+
+
+def test_without_a_range_or_other_tasks(suite, monkeypatch):
+    calls = []
+    call = LightScorer.__call__
+    monkeypatch.setattr(
+        LightScorer, "__call__", lambda self, *models: calls.append(self.name) or call(self, *models)
+    )
+    options = {"tasks": task_files(suite), "baselines": (), "score_experts": False, "limit": 5}
+    found = compare_methods(*sources(suite), progress=False, **options)
+    header, _, *rows = cells(str(found))
+    assert header == ["method", "math", "code", "average (rule)", "average (best lambda)"]
+    assert [row[0] for row in rows] == ["base", "full"]
+    assert rows[1][4] == "-"
+    assert sorted(calls) == ["code", "code", "math", "math"]
+
+
+def test_all_rivals_of_the_paper_by_default():
+    assert set(PAPER_PRESETS) < set(RIVALS)
+    assert {PAPER_PRESETS[name].method if name in PAPER_PRESETS else name for name in RIVALS} == set(METHODS)
+
+
+def test_what_was_scored_is_not_scored_again(suite, found, monkeypatch):
+    monkeypatch.setattr(LightScorer, "__call__", lambda *_: pytest.fail("scored again"))
+    before = {path.name: path.read_bytes() for path in (suite / "out").iterdir()}
+    arguments = [
+        "compare", suite / "base", suite / "math", suite / "code", "--in-domain", suite / "math.jsonl",
+        "--in-domain", suite / "code.jsonl", "--out-of-domain", suite / "world.jsonl", "--line", LINES[0],
+        "--line", LINES[1], "--lambda", "0.5:2.5:0.5", "--baseline", BASELINES[0], "--baseline", BASELINES[1],
+        "-o", suite / "out",
+    ]  # fmt: skip
+    run = coram_hf(*arguments)
+    assert run.returncode == 0, run.stderr
+    assert str(found) in run.stdout
+    assert {path.name: path.read_bytes() for path in (suite / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing option"),
+        (["--tasks", "MATH", "--out-of-domain", "MATH"], "two are called 'math'"),
+        (["--tasks", "MATH", "--baseline", "OrthoMerge"], "unknown baseline 'OrthoMerge'"),
+        (["--tasks", "MATH", "--lambda", "1:2"], "neither start:stop:step"),
+        (["--tasks", "MATH", "--limit", "0"], "limit must be a positive number"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(suite, arguments, message):
+    arguments = [suite / "math.jsonl" if argument == "MATH" else argument for argument in arguments]
+    run = coram_hf("compare", suite / "base", suite / "math", *arguments)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,26 @@
+"""The command line in this process."""
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+
+import pytest
+
+from coram_hf.cli import main
+
+
+class Run(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def coram_hf(*arguments):
+    """The command line in this process, as `coram-hf` starts it."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "argv", ["coram-hf", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    return Run(stop.value.code or 0, stdout.getvalue(), stderr.getvalue())

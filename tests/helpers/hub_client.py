@@ -1,0 +1,163 @@
+"""Scenarios on a Hub, run by test_hub in a process whose HF_ENDPOINT is a server on loopback."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from helpers.adapters import adapted
+from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+
+from coram_hf import CoramConfig, CoramError, CoramMerger, evaluate_folder, load_report
+from coram_hf.hub import push_folder
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=torch.arange(3, 12).unsqueeze(0)).logits
+
+
+def experts(base):
+    return {f"e{i}": fine_tuned(base, 0.04, i) for i in range(2)}
+
+
+def result():
+    base = tiny_llama()
+    return CoramMerger(base, experts(base), CoramConfig.from_line("lr.ta"), progress=False).merge()
+
+
+def first_push(folder):
+    merged = result()
+    data = ModelCardData(
+        language="en",
+        model_name="merged",
+        eval_results=[EvalResult("text-generation", "me/data", "Data", "accuracy", 0.5)],
+    )
+    url = merged.push_to_hub("me/merged", private=False, commit_message="A first merge", card_data=data)
+    again = AutoModelForCausalLM.from_pretrained("me/merged")
+    assert torch.equal(logits(again), logits(merged.model.eval()))
+    report = load_report("me/merged")
+    assert CoramConfig.from_report(report) == CoramConfig.from_line("lr.ta")
+    assert report.lam == merged.report.lam
+    card = ModelCard.load("me/merged")
+    assert card.data.language == "en"
+    assert card.data.eval_results[0].metric_value == 0.5
+    return url
+
+
+def edited_card(folder):
+    merged = result()
+    merged.save_pretrained(folder / "edited")
+    path = folder / "edited" / "README.md"
+    text = path.read_text()
+    text = text.replace("# A merge of", "# My merge of", 1).replace("- merge\n", "- merge\n- mine\n", 1)
+    path.write_text(text.replace("| dispersion D |", "| made up |") + "\nMy last words.\n")
+    push_folder(folder / "edited", "me/edited")
+    published = ModelCard.load("me/edited").content
+    assert "# My merge of" in published
+    assert "- mine" in published
+    assert "My last words." in published
+    assert "made up" not in published
+    assert "| dispersion D |" in published
+    merged.with_lambda(2.5).push_to_hub("me/edited")
+    published = ModelCard.load("me/edited", ignore_metadata_errors=True).content
+    assert "My last words." in published
+    assert "| lambda | 2.5 |" in published
+    merged.with_lambda(1.7).push_to_hub("me/edited", card_data=ModelCardData(language="en"))
+    assert "My last words." in ModelCard.load("me/edited", ignore_metadata_errors=True).content
+
+
+def stale_shards(folder):
+    merged = result()
+    merged.save_pretrained(folder / "many", max_shard_size="30KB")
+    push_folder(folder / "many", "me/many")
+    HfApi().upload_file(path_or_fileobj=b"1", path_in_repo="exp/adapter.safetensors", repo_id="me/many")
+    merged.push_to_hub("me/many")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("me/many")), logits(merged.model.eval()))
+
+
+def evaluated(folder):
+    """Results go to the Hub with the weights that got them, and leave with them, from an edited card, too."""
+    merged = result()
+    merged.save_pretrained(folder / "evaluated")
+    tiny_tokenizer().save_pretrained(folder / "evaluated")
+    evaluate_folder(folder / "evaluated", [choice_task(folder / "math.jsonl", 0)])
+    push_folder(folder / "evaluated", "me/evaluated")
+    (found,) = ModelCard.load("me/evaluated").data.eval_results
+    assert found.dataset_name == "math"
+    assert HfApi().file_exists("me/evaluated", "eval_results.json")
+    card = ModelCard.load("me/evaluated")
+    card.text += "\nMy words.\n"
+    HfApi().upload_file(
+        path_or_fileobj=card.content.encode(), path_in_repo="README.md", repo_id="me/evaluated"
+    )
+    merged.with_lambda(2.5).push_to_hub("me/evaluated")
+    card = ModelCard.load("me/evaluated")
+    assert card.data.eval_results is None
+    assert "My words." in card.text
+    assert not HfApi().file_exists("me/evaluated", "eval_results.json")
+
+
+def pull_request(folder):
+    return result().push_to_hub("me/merged", create_pr=True)
+
+
+def branch_and_private(folder):
+    result().push_to_hub("me/hidden", private=True, revision="trial")
+    return load_report("me/hidden", revision="trial").line
+
+
+def refused(folder):
+    result().with_lambda(3.0).save_pretrained(folder / "refused")
+    try:
+        push_folder(folder / "refused", "me/merged", token="hf_secretsecretsecret")
+    except CoramError as error:
+        return str(error)
+    return "not refused"
+
+
+def pushed(folder):
+    return push_folder(folder / "refused", "me/second")
+
+
+def merge_from_the_hub(folder):
+    """Base, a checkpoint at a commit, and an adapter inside a repository, all from the Hub."""
+    base = tiny_llama()
+    adapted(base, LoraConfig(r=2, target_modules=["q_proj"]), 0).save_pretrained(
+        folder / "up" / "inner" / "lora"
+    )
+    base.save_pretrained(folder / "base")
+    (folder / "base" / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: fr\n---\n")
+    fine_tuned(base, 0.05, 3).save_pretrained(folder / "math")
+    api = HfApi()
+    for name in ("base", "math", "up"):
+        api.create_repo(f"me/{name}", exist_ok=True)
+        commit = api.upload_folder(repo_id=f"me/{name}", folder_path=folder / name)
+    sources = {"math": "me/math@main", "code": "me/up:inner/lora"}
+    report = CoramMerger("me/base", sources, CoramConfig(lam=1.5), progress=False).merge_to(folder / "out")
+    local = {"math": folder / "math", "code": folder / "up" / "inner" / "lora"}
+    expected = CoramMerger(folder / "base", local, CoramConfig(lam=1.5), progress=False).merge()
+    found = AutoModelForCausalLM.from_pretrained(folder / "out").state_dict()
+    assert all(torch.equal(found[name], t) for name, t in expected.model.state_dict().items())
+    assert report.sources["code"]["source"] == "me/up:inner/lora"
+    assert report.sources["code"]["commit"] == commit.oid
+    assert not any("is an adapter of" in warning for warning in report.warnings), report.warnings
+    card = ModelCard.load(folder / "out" / "README.md")
+    assert card.data.base_model == ["me/base", "me/math", "me/up"]
+    assert card.data.license == "apache-2.0"
+    assert card.data.language == ["fr"]
+    assert f"me/up:inner/lora@{commit.oid}" in card.content
+    url = CoramMerger("me/base", sources, CoramConfig(lam=1.5), progress=False).push_to_hub("me/direct")
+    assert torch.equal(
+        logits(AutoModelForCausalLM.from_pretrained("me/direct")), logits(expected.model.eval())
+    )
+    return url
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    for line in sys.stdin:
+        print(json.dumps(globals()[line.strip()](where)), flush=True)

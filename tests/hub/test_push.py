@@ -1,0 +1,126 @@
+"""The real client of the Hub against a server on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.command import coram_hf
+from helpers.hub_server import Hub
+from helpers.paths import ROOT, TESTS
+
+TOKEN = "hf_loopbackloopback"
+
+
+class Client:
+    """A process that talks to the Hub; its libraries are loaded once."""
+
+    def __init__(self, hub, folder):
+        self.hub, self.folder = hub, folder
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": TOKEN,
+            "HF_HOME": str(folder / "home"),
+            "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)]),
+        }
+        self.errors = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "helpers.hub_client", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=environment,
+        )
+
+    def __call__(self, scenario):
+        self.process.stdin.write(f"{scenario}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            pytest.fail(self.errors.read()[-3000:])
+        return json.loads(line)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    client = Client(Hub(), folder)
+    yield client
+    client.process.stdin.close()
+    client.process.wait()
+
+
+def test_push_and_load_back(client):
+    hub = client.hub
+    assert client("first_push").startswith(f"{hub.address}/me/merged/commit/")
+    files = hub.files("me/merged")
+    assert {"README.md", "coram_report.json", "config.json", "model.safetensors"} <= files.keys()
+    assert "figures/updates.png" in files
+    assert hub.repositories["me/merged"]["main"]["commits"] == ["A first merge"]
+    client("edited_card")
+    client("stale_shards")
+    client("evaluated")
+    weights = {name for name in hub.files("me/many") if "safetensors" in name}
+    assert weights == {"model.safetensors", "exp/adapter.safetensors"}
+    url = client("pull_request")
+    assert url == f"{hub.address}/me/merged/discussions/1"
+    assert "refs/pr/1" in hub.repositories["me/merged"]
+    assert client("branch_and_private") == "lr.ta"
+    assert "me/hidden" in hub.private
+    assert not hub.files("me/hidden")
+    assert hub.files("me/hidden", "trial")
+
+    for part, status, advice in (
+        ("/commit/", 401, "hf auth login"),
+        ("/commit/", 403, "may not write"),
+        ("/commit/", 409, "push again"),
+    ):
+        hub.fail.append(("POST", part, status))
+        message = client("refused")
+        assert message.startswith("cannot push to 'me/merged'")
+        assert advice in message
+        assert "hf_secret" not in message
+    hub.objects.clear()
+    hub.drop = 20
+    assert "cannot push to 'me/merged'" in client("refused")
+    hub.drop = 0
+    assert client("pushed").startswith(f"{hub.address}/me/second/commit/")
+    uploads = [path for method, path, _ in hub.log if method == "PUT"]
+    client("pushed")
+    assert [path for method, path, _ in hub.log if method == "PUT"] == uploads
+
+    assert client("merge_from_the_hub").startswith(f"{hub.address}/me/direct/commit/")
+    texts = [f for r in hub.repositories.values() for b in r.values() for f in b["files"].values()]
+    client.errors.flush()
+    texts.append((client.folder / "stderr").read_bytes())
+    for text in texts:
+        assert TOKEN.encode() not in text
+        assert b"hf_secret" not in text
+
+
+def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):
+    from helpers.models import fine_tuned, tiny_llama
+
+    from coram_hf import CoramMerger, load_report
+
+    base = tiny_llama()
+    base.save_pretrained(tmp_path / "base")
+    merged = tmp_path / "merged"
+    merger = CoramMerger(tmp_path / "base", [fine_tuned(base, 0.05, 0)], progress=False)
+    merger.merge_to(merged, max_shard_size="40KB")
+    assert load_report(merged).files.keys() == {path.name for path in merged.glob("*.safetensors")}
+    shard = sorted(merged.glob("*.safetensors"))[0]
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    run = coram_hf("push", merged, "me/x")
+    assert run.returncode == 2
+    assert "its size or sha256 has changed" in run.stderr
+    shard.unlink()
+    assert "is not whole" in coram_hf("push", merged, "me/x").stderr
+    assert "no coram_report.json" in coram_hf("push", tmp_path / "base", "me/x").stderr

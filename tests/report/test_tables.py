@@ -1,0 +1,85 @@
+"""What plans, reports and results show of themselves."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from helpers.command import coram_hf
+from helpers.models import fine_tuned, tiny_llama
+from rich.console import Console
+
+from coram_hf import CoramMerger
+
+HOSTILE = "[red]<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def shown():
+    base = tiny_llama()
+    experts = {"math": fine_tuned(base, 0.02, 0), HOSTILE: fine_tuned(base, 0.2, 1)}
+    merger = CoramMerger(base, experts, progress=False)
+    result = merger.merge()
+    return {"plan": merger.inspect(), "report": result.report, "result": result}
+
+
+class Cells(HTMLParser):
+    """The texts of table cells, and the tags of a document."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cells, self.tags, self._open = [], set(), False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self._open = tag in ("td", "th")
+        if self._open:
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        self._open = False
+
+    def handle_data(self, data):
+        if self._open:
+            self.cells[-1] += data
+
+
+@pytest.mark.parametrize("kind", ["plan", "report", "result"])
+def test_terminal_and_notebook_show_the_same_numbers(shown, kind):
+    thing = shown[kind]
+    plan = shown["plan"]
+    numbers = [plan.dispersion, plan.lam, *plan.relative_updates.values()]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(thing)
+    found = Cells(thing._repr_html_())
+    for text in (f"{number:.4g}" for number in numbers):
+        assert text in console.file.getvalue()
+        assert text in repr(thing)
+        assert text in found.cells
+    assert HOSTILE in console.file.getvalue()
+    assert HOSTILE in found.cells
+    assert "script" not in found.tags
+    assert plan.warnings
+    assert "warning: dispersion D" in repr(thing)
+    assert len(repr(thing).splitlines()) < 40
+
+
+def test_the_command_shows_a_table_in_a_terminal_only(tmp_path):
+    base = tiny_llama()
+    base.save_pretrained(tmp_path / "base")
+    fine_tuned(base, 0.02, 0).save_pretrained(tmp_path / "math")
+    command = [sys.executable, "-m", "coram_hf", "inspect", tmp_path / "base", tmp_path / "math"]
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, check=True, env=environment)
+    os.close(theirs)
+    text = os.read(ours, 1 << 16).decode()
+    assert "─" in text
+    assert "dispersion D" in text
+    piped = coram_hf("inspect", tmp_path / "base", tmp_path / "math").stdout
+    assert "─" not in piped
+    assert "r(math)" in piped
