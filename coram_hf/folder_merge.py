@@ -25,7 +25,8 @@ from coram_hf.hub import publish_report
 from coram_hf.inputs.files import fingerprint
 from coram_hf.methods.record import Record, norms
 from coram_hf.outputs.file_tensor import Output
-from coram_hf.outputs.folder import FolderSink, Layout, Unit, units, write_index
+from coram_hf.outputs.folder import FolderSink
+from coram_hf.outputs.layout import Layout, Unit, units, write_index
 from coram_hf.report import MergeReport
 from coram_hf.report.figures import preload
 

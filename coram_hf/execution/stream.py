@@ -17,7 +17,8 @@ from coram_hf.execution.threads import in_threads
 from coram_hf.execution.workspace import Workspace
 from coram_hf.methods.record import Record
 from coram_hf.outputs.file_tensor import Output
-from coram_hf.outputs.folder import SYNC_BYTES, FolderSink, Unit
+from coram_hf.outputs.folder import SYNC_BYTES, FolderSink
+from coram_hf.outputs.layout import Unit
 
 AHEAD = 2
 """Units that may be read ahead; those that are merged wait for the journal one at a time."""
