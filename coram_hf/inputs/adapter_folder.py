@@ -6,22 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType
-from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
-from peft.utils import (
-    CONFIG_NAME,
-    SAFETENSORS_WEIGHTS_NAME,
-    WEIGHTS_NAME,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
+from peft import PeftConfig, PeftModel, PeftType, load_peft_weights, set_peft_model_state_dict
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.inputs.adapters import open_adapters, put, require_mergeable, shadow
+from coram_hf.inputs.adapters import open_adapters, require_mergeable, shadow
 from coram_hf.inputs.files import pickle_refused
-from coram_hf.inputs.oft import KEY_PREFIX, is_legacy, open_legacy
+from coram_hf.inputs.internals import KEY_PREFIX, parameter_mark, put
+from coram_hf.inputs.oft import is_legacy, open_legacy
 from coram_hf.inputs.weights import Weights
 
 KEEPS_BASE = ("gaussian", "orthogonal", "eva")
@@ -111,8 +105,8 @@ def _check_keys(who: str, folder: Path, config: PeftConfig, loaded: Any) -> None
 
     PEFT itself writes some trained embeddings twice, of which it reads one.
     """
-    prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(config.peft_type), "")
-    missing = [key for key in loaded.missing_keys if prefix in key and ".default" in key]
+    mark = parameter_mark(config)
+    missing = [key for key in loaded.missing_keys if mark in key and ".default" in key]
     foreign = [key for key in loaded.unexpected_keys if ".modules_to_save." not in key]
     for keys, what in ((missing, "lack"), (foreign, "have no place in the base for")):
         if keys:

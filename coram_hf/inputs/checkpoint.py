@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.initialization import no_init_weights
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.files import read_json, read_tensors, weight_files
+from coram_hf.inputs.internals import Conversion, custom_class, disk_names, put, without_initialization
 from coram_hf.inputs.quantized import dequantized, scheme
 from coram_hf.inputs.weights import Weights
 
@@ -103,7 +92,7 @@ def model_class(
         raise CoramError(f"{who}: {folder / 'config.json'} names no architecture of transformers: {name!r}")
     if not trust_remote_code:
         raise CoramError(f"{who}: {name} is custom code in {folder}; pass trust_remote_code=True to run it")
-    return cast(type[PreTrainedModel], get_class_from_dynamic_module(custom[0], str(folder)))
+    return custom_class(custom[0], str(folder))
 
 
 def _load(cls: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
@@ -131,7 +120,7 @@ def _skeleton(
 ) -> PreTrainedModel:
     """The model of a config without its data, with the generation config that lies beside it."""
     try:
-        with torch.device("meta"), no_init_weights():
+        with torch.device("meta"), without_initialization():
             model = cls(config)
             model.tie_weights()
     except Exception as error:  # values that a config should not have fail in many ways
@@ -146,57 +135,21 @@ def _skeleton(
 
 
 def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors on disk by the model's own names, and those that the model has no place for.
-
-    The tables are those by which `from_pretrained` renames and converts. What was used of them stays with
-    the model, as it does there, so that it is saved in the layout that it came in.
-    """
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-    known, prefix = model.state_dict(), model.base_model_prefix
-    stored: dict[str, Stored] = {}
-    conversions: dict[str, list[tuple[str, str, Tensor]]] = {}
-    unexpected = []
-    for key in sorted(disk, key=dot_natural_key):
-        name, pattern = rename_source_key(key, renamings, converters, prefix, known)
-        if name not in known and key in known:
-            name, pattern = rename_source_key(key, [], [], prefix, known)
-        if name not in known:
-            unexpected.append(key)
-        elif pattern is None:
-            stored[name] = Stored(disk[key].to("meta"), [disk[key]], disk[key].detach)
-        else:
-            conversions.setdefault(name, []).append((key, pattern, disk[key]))
-    for name, sources in conversions.items():
-        convert = partial(_convert, model, name, by_pattern[sources[0][1]], sources)
-        pieces = [tensor for _, _, tensor in sources]
-        for target, like in convert(meta=True).items():
-            stored[target] = Stored(like, pieces, partial(_made, convert, target))
-    cast(Any, model)._weight_conversions = [entry for entry in mapping if entry.was_used()]
-    ignored = model._keys_to_ignore_on_load_unexpected or ()
-    return stored, [key for key in unexpected if not any(re.search(pattern, key) for pattern in ignored)]
+    """The tensors on disk by the model's own names, and the keys that belong to no parameter of it."""
+    keys, conversions, unexpected = disk_names(model, disk)
+    stored = {name: Stored(disk[key].to("meta"), [disk[key]], disk[key].detach) for name, key in keys.items()}
+    for conversion in conversions:
+        sources = {key: disk[key] for key in conversion.patterns}
+        likes = conversion.run({key: tensor.to("meta") for key, tensor in sources.items()})
+        for name, like in likes.items():
+            stored[name] = Stored(
+                like, list(sources.values()), partial(_converted, conversion, sources, name)
+            )
+    return stored, unexpected
 
 
-def _convert(
-    model: PreTrainedModel,
-    name: str,
-    converter: WeightConverter,
-    sources: list[tuple[str, str, Tensor]],
-    *,
-    meta: bool = False,
-) -> dict[str, Tensor]:
-    """One conversion of transformers, applied to the tensors on disk or to their likes without data."""
-    fresh: Any = copy.deepcopy(converter)
-    for key, pattern, tensor in sources:
-        fresh.add_tensor(name, key, pattern, tensor.to("meta") if meta else tensor)
-    made = fresh.convert(name, model=model, config=model.config)
-    return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
-
-
-def _made(convert: Callable[[], dict[str, Tensor]], target: str) -> Tensor:
-    return convert()[target]
+def _converted(conversion: Conversion, sources: dict[str, Tensor], name: str) -> Tensor:
+    return conversion.run(sources)[name]
 
 
 def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stored]) -> None:
@@ -214,13 +167,11 @@ def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stor
         first = next(iter(own.values()))
         for name in names:
             differs = name in own and own[name] is not first and not torch.equal(own[name], first)
-            owner, _, key = name.rpartition(".")
-            model.get_submodule(owner)._parameters[key] = own[name] if differs else first
+            put(model, name, own[name] if differs else first)
     persistent = model.state_dict()
     for name, _ in list(model.named_buffers()):
-        owner, _, key = name.rpartition(".")
         if name in stored:
-            model.get_submodule(owner)._buffers[key] = stored[name].make()
+            put(model, name, stored[name].make())
         elif name in persistent:
             raise CoramError(f"{who}: the files of {folder} lack the buffer {name!r}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.inputs.internals import hub_commit
 from coram_hf.inputs.weights import Weights
 
 TOKENIZER_FILES = (
@@ -77,7 +78,7 @@ def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedToken
 
 def _hub_commit(model: PreTrainedModel) -> str | None:
     """The commit of a model that was loaded from the Hub: as transformers remembers it, or from the cache."""
-    known: str | None = getattr(model.config, "_commit_hash", None)
+    known = hub_commit(model)
     origin = model.name_or_path or ""
     if known is not None or origin.count("/") != 1 or Path(origin).is_dir():
         return known

@@ -6,7 +6,6 @@ for Llama-3.1-8B that is minutes in place of hours.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.oft.layer import Linear as OFTLinear
-from peft.tuners.oft.layer import OFTRotationModule
 from torch import Tensor, nn
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.files import read_json
+from coram_hf.inputs.internals import KEY_PREFIX, is_oft_linear, rotation_blocks
 from coram_hf.inputs.weights import Weights
-
-KEY_PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model's modules in the files of an adapter."""
-
 
 DENSE_WIDTH = 1024
 """Inputs of a layer up to which PEFT's own merge, a dense product of that width, is fast enough."""
@@ -32,20 +26,10 @@ DENSE_WIDTH = 1024
 
 def is_wide_oft(layer: nn.Module) -> bool:
     """Whether a layer is OFT's own over a plain linear one, too wide for PEFT's dense product."""
-    if not isinstance(layer, OFTLinear) or layer.merged:
+    if not is_oft_linear(layer) or layer.merged:
         return False
     inner: Any = layer.base_layer
     return type(inner) is nn.Linear and inner.in_features > DENSE_WIDTH
-
-
-def rotation_blocks(rotation: OFTRotationModule, dtype: torch.dtype = torch.float32) -> Tensor:
-    """R of every block (blocks, b, b), as the adapter's own layer makes it."""
-    clone: Any = copy.deepcopy(rotation).to(dtype)
-    with torch.no_grad():
-        generator = clone._project_batch(clone.weight, eps=clone.eps) if clone.coft else clone.weight
-        return clone._cayley_batch(
-            generator, clone.block_size, clone.use_cayley_neumann, clone.num_cayley_neumann_terms
-        )
 
 
 def rotated_weight(layer: Any, adapter: str, key: str) -> Tensor:

@@ -6,17 +6,16 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import CoramError
+from coram_hf.inputs.internals import device_hooks, not_saved, saved_together, tied_on_load, to_disk
 
 DTYPES = {
     torch.float64: "F64",
@@ -64,7 +63,7 @@ class Layout:
         state = skeleton.state_dict()
         every = {name: state[name] for share in shares for unit in share for name in unit}
         self._like = every
-        whole = revert_weight_conversion(skeleton, every) if original_format else every
+        whole = to_disk(skeleton, every) if original_format else every
         called = {id(tensor): name for name, tensor in whole.items()}
         self.renamed = {name: called[id(tensor)] for name, tensor in every.items() if id(tensor) in called}
         self._owner = {
@@ -97,7 +96,7 @@ class Layout:
         """The parameters of one unit under the names and in the shapes that they have on disk."""
         if all(name in self.renamed for name in tensors):
             return {self.renamed[name]: tensor for name, tensor in tensors.items()}
-        return cast(dict[str, Tensor], revert_weight_conversion(self.skeleton, dict(tensors)))
+        return to_disk(self.skeleton, tensors)
 
     def empty(self, parameter: str) -> Tensor:
         """New memory for a parameter."""
@@ -149,7 +148,7 @@ def without_data(model: PreTrainedModel) -> PreTrainedModel:
         id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()
     }
     memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    memo |= {id(hook): None for m in model.modules() if (hook := getattr(m, "_hf_hook", None)) is not None}
+    memo |= {id(hook): None for hook in device_hooks(model)}
     return copy.deepcopy(model, memo)
 
 
@@ -162,21 +161,10 @@ def units(skeleton: PreTrainedModel) -> list[Unit]:
     tensors = skeleton.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
-    chosen = {
-        next((name for name in names if name not in skeleton.all_tied_weights_keys), names[0])
-        for names in groups.values()
-    }
-    ignored = skeleton._keys_to_ignore_on_save or ()
-    conversions: Any = getattr(skeleton, "_weight_conversions", None)
-    if conversions is None:
-        conversions = get_model_conversion_mapping(skeleton, add_legacy=False)
-    reverse = [entry.reverse_transform() for entry in reversed(conversions)]
-    converters = [entry for entry in reverse if isinstance(entry, WeightConverter)]
-    together: dict[str, list[str]] = {}
-    for name in (name for name in tensors if name in chosen and name not in ignored):
-        on_disk, pattern = apply_converters(name, converters)
-        together.setdefault(name if pattern is None else on_disk, []).append(name)
-    return [tuple(names) for names in together.values()]
+    aliases = tied_on_load(skeleton)
+    chosen = {next((name for name in names if name not in aliases), names[0]) for names in groups.values()}
+    left_out = not_saved(skeleton)
+    return saved_together(skeleton, [name for name in tensors if name in chosen and name not in left_out])
 
 
 def write_index(folder: Path, layout: Layout) -> None:

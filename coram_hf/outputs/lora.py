@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.oft import KEY_PREFIX
+from coram_hf.inputs.internals import KEY_PREFIX
 from coram_hf.inputs.weights import Weights
 
 NOTHING = 1e-12
