@@ -539,7 +539,7 @@ def test_damaged_adapter_configs_are_named(content, tmp_path):
     base = tiny_llama()
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
+    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is not a PEFT config"):
         open_models(base, {"bad": tmp_path})
 
 

@@ -1,4 +1,4 @@
-"""Models that accelerate has placed: parameters on other devices, in CPU memory behind hooks, or on disk."""
+"""Models that accelerate has offloaded: their parameters are in CPU memory or on disk, behind hooks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coram_hf.inputs.internals import without_initialization
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether some parameters are held by hooks of accelerate, and not by the modules."""
+    """Whether hooks of accelerate, not the modules, hold some of the parameters."""
     return bool(offloaded_tensors(model))
 
 
 def offloaded_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
-    """How to read, one at a time, the parameters and buffers that a hook holds for its module."""
+    """Functions that read, one at a time, the parameters and buffers that hooks hold."""
     found: dict[str, Callable[[], Tensor]] = {}
     for prefix, module in model.named_modules():
         if not has_offloaded_params(module):
@@ -36,7 +36,7 @@ _aligning = threading.Lock()
 
 
 def _read(module: nn.Module, key: str) -> Tensor:
-    """A tensor that a hook puts into its module for the time that it is read."""
+    """A copy of a tensor that a hook puts into its module only while it is in use."""
     with _aligning, align_module_device(module, execution_device=torch.device("cpu")):
         tensor: Tensor = getattr(module, key)
         return tensor.detach().clone()

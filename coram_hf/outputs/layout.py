@@ -1,4 +1,4 @@
-"""What a model is called on disk, and where its tensors are there, as `save_pretrained` would write it."""
+"""The files of a checkpoint, as `save_pretrained` names them, and where each tensor goes in them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DTYPES = {
 ALIGNMENT = 8
 
 Unit = tuple[str, ...]
-"""Parameters that go to disk together: mostly one, several where the disk has them in one tensor."""
+"""Parameters that are written together: mostly one, several if they share a tensor on disk."""
 
 
 class Place(NamedTuple):
-    """Where a tensor goes: its file, its offset there, and what it is like."""
+    """Where a tensor goes: its file, its offset there, and a meta tensor of the same shape and dtype."""
 
     file: str
     offset: int
@@ -46,9 +46,9 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """What a model is called on disk, and in which files and at which offsets its tensors are.
+    """The names of a model's tensors on disk, and the file and offset of each.
 
-    `shares` deals the parameters out to processes, each of which writes files of its own.
+    `shares` are the units of each process; every process writes files of its own.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Layout:
         spans = {}
         for name, tensor in ordered:
             if tensor.dtype not in DTYPES:
-                raise CoramError(f"tensor {name!r}: safetensors has no {tensor.dtype}")
+                raise CoramError(f"tensor {name!r}: safetensors cannot store {tensor.dtype}")
             size = tensor.numel() * tensor.element_size()
             spans[name] = (offset, offset + size)
             header[name] = {
@@ -143,7 +143,7 @@ class Layout:
 
 
 def without_data(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules whose tensors have shapes and dtypes, but no data, and no hooks."""
+    """A copy of the modules with meta tensors and without accelerate's hooks."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()
     }
@@ -153,9 +153,9 @@ def without_data(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def units(skeleton: PreTrainedModel) -> list[Unit]:
-    """The parameters and buffers that are saved, grouped by what goes to disk together.
+    """The parameters and buffers that are saved, grouped by what is written together.
 
-    Of tied parameters only the one that transformers reads back is saved.
+    Of tied parameters, only the one that transformers reads back is saved.
     """
     groups: dict[int, list[str]] = {}
     tensors = skeleton.state_dict(keep_vars=True)
@@ -168,7 +168,7 @@ def units(skeleton: PreTrainedModel) -> list[Unit]:
 
 
 def write_index(folder: Path, layout: Layout) -> None:
-    """Write model.safetensors.index.json, if there are several files."""
+    """Write model.safetensors.index.json if there are several files."""
     index = layout.index()
     if index is not None:
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
