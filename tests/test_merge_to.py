@@ -12,7 +12,7 @@ from helpers.folders import assert_same_files, assert_same_tensors, saved, tenso
 from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
-from coram_hf.baseline_merger import BaselineMerger
+from coram_hf.baselines import open_merger
 from coram_hf.geometry import slices
 from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.report import MergeReport
@@ -81,7 +81,7 @@ def test_baselines_stream_too(method, tmp_path):
     base = tiny_llama(dtype=torch.bfloat16)
     sources = saved(tmp_path, {"base": base, **experts_of(base)})
     options = {"trim": "global"} if method == "ties" else {"balance": "damp"}
-    merger = BaselineMerger(sources[0], sources[1:], method, progress=False, **options)
+    merger = open_merger(sources[0], sources[1:], method, progress=False, **options)
     report = merger.merge_to(tmp_path / "streamed")
     merger.merge().save_pretrained(tmp_path / "saved")
     assert report.method == method
@@ -93,10 +93,10 @@ def test_baselines_stream_too(method, tmp_path):
 def test_rows_at_a_time_give_what_whole_tensors_give(architecture, method, tmp_path, monkeypatch):
     base = ARCHITECTURES[architecture].build()
     sources = saved(tmp_path, {"base": base, **experts_of(base)})
-    whole = BaselineMerger(sources[0], sources[1:], method, keep_update=True, progress=False)
+    whole = open_merger(sources[0], sources[1:], method, keep_update=True, progress=False)
     whole.merge().save_pretrained(tmp_path / "saved")
     monkeypatch.setattr(slices, "CHUNK_BYTES", 2**12)
-    BaselineMerger(sources[0], sources[1:], method, progress=False).merge_to(tmp_path / "streamed")
+    open_merger(sources[0], sources[1:], method, progress=False).merge_to(tmp_path / "streamed")
     assert_same_tensors(tmp_path / "streamed", tmp_path / "saved")
 
 
@@ -154,14 +154,14 @@ def test_another_dtype(tmp_path):
 
 def test_a_sample_on_the_wrong_side_of_the_threshold_is_found_out(tmp_path, caplog, monkeypatch):
     """The sample is one matrix, on which the experts are even; on the others one is far larger."""
-    monkeypatch.setattr("coram_hf.folder_merge.SAMPLE", 1)
+    monkeypatch.setattr("coram_hf.execution.files.SAMPLE", 1)
     base = tiny_llama()
     experts = experts_of(base, (0.01, 0.01))
     names = list(CoramMerger(base, experts, progress=False).inspect().targets)
     import random
 
     sampled = names[random.Random(0).sample(range(len(names)), len(names) // 1)[0]]
-    monkeypatch.setattr("coram_hf.folder_merge.random.Random.sample", lambda *_: [names.index(sampled)])
+    monkeypatch.setattr("coram_hf.execution.files.random.Random.sample", lambda *_: [names.index(sampled)])
     with torch.no_grad():
         for name, parameter in experts["e1"].named_parameters():
             if "_proj" in name and name != sampled:
@@ -257,11 +257,11 @@ def test_memory_is_that_of_chunks_unless_a_method_takes_whole_tensors():
     experts = [fine_tuned(base, 0.02, seed) for seed in range(2)]
     threads = torch.get_num_threads()
     by_rows = CoramMerger(base, experts, progress=False).requirements()
-    whole = BaselineMerger(base, experts, "ties", progress=False).requirements()
+    whole = open_merger(base, experts, "ties", progress=False).requirements()
     largest = sorted((p.numel() for p in base.parameters()), reverse=True)[: min(8, threads)]
     assert by_rows[0] == whole[0] == sum(p.nbytes for p in base.parameters())
     assert whole[1] - by_rows[1] == 2 * 4 * sum(largest)
     ta, ties = (CoramConfig.from_line(f"full.{residual}") for residual in ("ta", "ties"))
     assert CoramMerger(base, experts, ta, progress=False).requirements() == by_rows
     assert by_rows[1] < CoramMerger(base, experts, ties, progress=False).requirements()[1] <= whole[1]
-    assert BaselineMerger(base, experts, "linear", progress=False).requirements() == by_rows
+    assert open_merger(base, experts, "linear", progress=False).requirements() == by_rows

@@ -1,4 +1,4 @@
-"""Adapter folders: read, checked, and put over a shadow of the base."""
+"""Adapter folders: read, checked, and loaded into a shadow of the base."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, PeftType
-from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
-from peft.utils import (
-    CONFIG_NAME,
-    SAFETENSORS_WEIGHTS_NAME,
-    WEIGHTS_NAME,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
+from peft import PeftConfig, PeftModel, PeftType, load_peft_weights, set_peft_model_state_dict
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.inputs.adapters import open_adapters, put, require_mergeable, shadow
+from coram_hf.inputs.adapters import open_adapters, require_mergeable, shadow
 from coram_hf.inputs.files import pickle_refused
-from coram_hf.inputs.oft import KEY_PREFIX, is_legacy, open_legacy
+from coram_hf.inputs.internals import KEY_PREFIX, parameter_mark, put
+from coram_hf.inputs.oft import is_legacy, open_legacy
 from coram_hf.inputs.weights import Weights
 
 KEEPS_BASE = ("gaussian", "orthogonal", "eva")
-"""Named initialisations of LoRA that leave the base as it is; the others first take something out of it."""
+"""Named LoRA initialisations that leave the base unchanged; all others subtract something from it."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -34,7 +28,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = False) -> Weights:
-    """An adapter folder as an expert over the base."""
+    """An adapter folder as an expert."""
     state = _read(folder, who, allow_pickle)
     if is_legacy(state):
         opened = open_legacy(who, base, folder, state)
@@ -49,7 +43,7 @@ def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = 
 def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of an adapter folder."""
     if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
-        raise CoramError(f"{who}: {folder} has an {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
+        raise CoramError(f"{who}: {folder} has {CONFIG_NAME}, but not {SAFETENSORS_WEIGHTS_NAME}")
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
         raise pickle_refused(f"{who}: {folder}", WEIGHTS_NAME)
     try:
@@ -62,15 +56,17 @@ def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
         raise CoramError(f"{who}: the weights in {folder} are empty")
     for key, tensor in state.items():
         if ".lora_" in key and not tensor.is_floating_point():
-            raise CoramError(f"{who}, tensor {key!r}: dtype {tensor.dtype}, but an adapter must be floating")
+            raise CoramError(
+                f"{who}, tensor {key!r}: dtype {tensor.dtype}, but an adapter's must be floating-point"
+            )
     return state
 
 
 def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
-    """The adapter over a shadow of the base, resized to the adapter's vocabulary if need be.
+    """The adapter in a shadow of the base, with the embeddings resized to the adapter's if they differ.
 
-    Parameters that the base makes when they are asked for are zeros there, which take no memory; those that
-    the adapter brings along, or that its initialisation writes to, are copies.
+    Parameters that the base builds on request are zeros there, which take no memory; those that the adapter
+    replaces, or that its initialisation writes to, are copies.
     """
     try:
         config = PeftConfig.from_pretrained(str(folder))
@@ -78,8 +74,8 @@ def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> Pe
         require_mergeable(who, config)
     except CoramError:
         raise
-    except Exception as error:  # whatever a damaged or a foreign file makes PEFT do
-        raise CoramError(f"{who}: {folder / CONFIG_NAME} is no config of PEFT ({reason(error)})") from error
+    except Exception as error:  # PEFT fails in many ways on damaged or foreign files
+        raise CoramError(f"{who}: {folder / CONFIG_NAME} is not a PEFT config ({reason(error)})") from error
     skeleton = shadow(base.model)
     for name in base.overrides:
         like = base.original(name)
@@ -96,7 +92,7 @@ def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> Pe
     try:
         model = PeftModel.from_pretrained(skeleton, str(folder), config=config)
         loaded = set_peft_model_state_dict(model, dict(state), adapter_name="default")
-    except Exception as error:  # shapes, names and options that do not fit fail in many ways
+    except Exception as error:  # mismatched shapes, names and options fail in many ways
         trained_on = config.base_model_name_or_path
         hint = f"; was it trained on {trained_on!r}?" if trained_on else ""
         raise CoramError(
@@ -107,30 +103,30 @@ def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> Pe
 
 
 def _check_keys(who: str, folder: Path, config: PeftConfig, loaded: Any) -> None:
-    """Every tensor of the adapter must have its place, and every place its tensor.
+    """Raise if a tensor of the adapter was not loaded, or a parameter of it got no tensor.
 
-    PEFT itself writes some trained embeddings twice, of which it reads one.
+    PEFT writes some trained embeddings twice and reads them once, so such leftovers are allowed.
     """
-    prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(config.peft_type), "")
-    missing = [key for key in loaded.missing_keys if prefix in key and ".default" in key]
+    mark = parameter_mark(config)
+    missing = [key for key in loaded.missing_keys if mark in key and ".default" in key]
     foreign = [key for key in loaded.unexpected_keys if ".modules_to_save." not in key]
-    for keys, what in ((missing, "lack"), (foreign, "have no place in the base for")):
+    for keys, what in ((missing, "lack"), (foreign, "do not fit the base:")):
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise CoramError(
                 f"{who}: the weights in {folder} {what} {keys[0].removeprefix(KEY_PREFIX)!r}{more}; "
-                "the adapter is damaged, or of another base"
+                "the adapter is damaged, or was trained on another base"
             )
 
 
 def _rewrites_base(config: PeftConfig) -> bool:
-    """Whether the initialisation of an adapter, which is repeated when it is loaded, writes to the base."""
+    """Whether the initialisation of an adapter, which PEFT repeats on loading, writes to the base."""
     start = getattr(config, "init_lora_weights", True)
     return isinstance(start, str) and start not in KEEPS_BASE
 
 
 def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
-    """Resize the embeddings to those that the adapter carries along, if it was trained with more tokens."""
+    """Resize the embeddings if the adapter contains its own, of another size."""
     embedding: Any = model.get_input_embeddings()
     path = next((name for name, module in model.named_modules() if module is embedding), None)
     names = [f"{path}.{inner}weight" for inner in ("", "modules_to_save.", "base_layer.")]
@@ -140,7 +136,7 @@ def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
 
 
 def _other_base(base: Weights, who: str, adapter: PeftModel) -> list[str]:
-    """A warning when an adapter says that it was trained on another model than the base."""
+    """A warning if the adapter's config names a base other than this one."""
     trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
     ours = base.location
     if not trained_on or not ours or Path(trained_on).name == Path(ours).name:

@@ -1,8 +1,8 @@
 """PEFT adapters as experts: their weights are made one matrix at a time, and no model is changed.
 
-Adapters are never loaded into the user's base. A shadow of it, a second tree of modules over the same
-storage, takes their layers; an adapted matrix is then made from a float32 copy of that one layer, by the
-layer's own merge. This serves every PEFT method that can merge into weights.
+Adapters are never loaded into the user's base. They go into a shadow of it, a second tree of modules over
+the same storage; an adapted matrix is then made from a float32 copy of that one layer, by the layer's own
+merge. This serves every PEFT method that can merge into weights.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from typing import Any, cast
 
 import torch
 from peft import PeftConfig, PeftModel
-from peft.tuners.oft import OFTLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.inputs.offloaded import is_offloaded
-from coram_hf.inputs.oft import (
-    is_wide_oft,
-    orthogonality_error,
-    rotated_weight,
+from coram_hf.inputs.internals import (
+    forget_adapters,
+    has_adapter,
+    is_wrapper,
+    oft_rotation,
+    put,
     rotation_blocks,
+    trained_copy,
+    tuner_layer,
+    tuner_layers,
+    wrapped,
 )
+from coram_hf.inputs.offloaded import is_offloaded
+from coram_hf.inputs.oft import is_wide_oft, orthogonality_error, rotated_weight
 from coram_hf.inputs.weights import Make, Weights
 
 
@@ -40,7 +44,7 @@ def shadow(model: PreTrainedModel) -> PreTrainedModel:
 
 def is_adapted(model: nn.Module) -> bool:
     """Whether PEFT has put layers of its own into the model."""
-    return any(isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper) for m in model.modules())
+    return any(is_wrapper(module) for module in model.modules())
 
 
 def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
@@ -56,11 +60,10 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
         for key, parameter in list(original.named_parameters()):
             put(original, key, restored.setdefault(id(inner[key]), parameter))
         setattr(plain.get_submodule(parent), child, original)
-    for module in plain.modules():
-        for key, held in module._parameters.items():
-            module._parameters[key] = restored.get(id(held), held)
-    plain._hf_peft_config_loaded = False
-    plain.__dict__.pop("peft_config", None)
+    for name, held in list(plain.named_parameters(remove_duplicate=False)):
+        if id(held) in restored:
+            put(plain, name, restored[id(held)])
+    forget_adapters(plain)
     for parameter in plain.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return plain
@@ -69,11 +72,11 @@ def without_adapters(model: PreTrainedModel) -> PreTrainedModel:
 def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> dict[str, Weights]:
     """Every adapter of a PeftModel as an expert, by the adapter's name.
 
-    `base` has the weights that the model itself lacks.
+    `base` provides the weights that the model itself lacks.
     """
     inner = cast(PreTrainedModel, model.get_base_model())
     if is_offloaded(inner):
-        raise CoramError(f"{who}: adapters over an offloaded model; pass the adapter's folder in its place")
+        raise CoramError(f"{who} is an adapter over an offloaded model; pass the adapter's folder instead")
     plain = without_adapters(inner)
     experts = {}
     for adapter, config in model.peft_config.items():
@@ -94,94 +97,66 @@ def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> di
 def adapted_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The outermost modules that PEFT put in place of original ones."""
     for name, child in model.named_children():
-        if isinstance(child, BaseTunerLayer | AuxiliaryTrainingWrapper):
+        if is_wrapper(child):
             yield prefix + name, child
         else:
             yield from adapted_modules(child, f"{prefix}{name}.")
 
 
-def has_adapter(layer: nn.Module, adapter: str) -> bool:
-    """Whether a layer of PEFT's, or one that it wraps, has parameters of an adapter."""
-    chain = [m for m in layer.modules() if isinstance(m, BaseTunerLayer)]
-    return any(adapter in getattr(part, key, ()) for part in chain for key in part.adapter_layer_names)
-
-
-def _wrapped(module: Any) -> nn.Module | None:
-    """What a module of PEFT's has put itself around; None for an original one."""
-    if isinstance(module, ModulesToSaveWrapper):
-        return module.original_module
-    if isinstance(module, AuxiliaryTrainingWrapper):
-        return cast(Any, module).token_adapter
-    return cast(Any, module).base_layer if isinstance(module, BaseTunerLayer) else None
-
-
 def _innermost(module: nn.Module) -> nn.Module:
-    """The module that PEFT wrapped, in whatever state it is."""
-    inner = _wrapped(module)
+    """The module that PEFT wrapped, with adapters still merged into it if they were."""
+    inner = wrapped(module)
     return module if inner is None else _innermost(inner)
 
 
 def _original(module: nn.Module) -> nn.Module:
     """The module that PEFT wrapped, with merged adapters taken out again."""
-    if isinstance(module, BaseTunerLayer) and _is_merged(module):
+    if any(layer.merged for layer in tuner_layers(module)):
         module = _unmerged(copy.deepcopy(module))
-    inner = _wrapped(module)
+    inner = wrapped(module)
     return module if inner is None else _original(inner)
 
 
-def _is_merged(layer: nn.Module | None) -> bool:
-    return isinstance(layer, BaseTunerLayer) and (bool(layer.merged) or _is_merged(_wrapped(layer)))
-
-
-def _unmerged(layer: nn.Module) -> nn.Module:
-    """The layer with all merged adapters taken out, in place, at every level of nesting."""
-    part: Any = layer
-    while isinstance(part, BaseTunerLayer):
-        if part.merged:
-            part.unmerge()
-        part = _wrapped(part)
-    return layer
+def _unmerged(module: nn.Module) -> nn.Module:
+    """The same module after every merged adapter, at every level of nesting, is taken out in place."""
+    for layer in tuner_layers(module):
+        if layer.merged:
+            layer.unmerge()
+    return module
 
 
 def _overrides(model: nn.Module, adapter: str, absent: Mapping[str, Make]) -> Iterator[tuple[str, Make]]:
-    """Parameter names that an adapter changes, and how to make their weights; `absent` makes the base's."""
+    """The parameters that an adapter changes, and how to make each; `absent` makes weights of the base."""
     for name, module in adapted_modules(model):
-        if isinstance(module, ModulesToSaveWrapper):
-            trained = module.modules_to_save
-            if adapter in trained:
-                for key, parameter in trained[adapter].named_parameters():
-                    yield f"{name}.{key}", parameter.detach
+        trained = trained_copy(module, adapter)
+        if trained is not None:
+            for key, parameter in trained.named_parameters():
+                yield f"{name}.{key}", parameter.detach
+        layer = tuner_layer(module)
+        if layer is None or not has_adapter(layer, adapter):
             continue
-        layer: Any = module if isinstance(module, BaseTunerLayer) else module.token_adapter
-        if has_adapter(layer, adapter):
-            for key, _ in _original(layer).named_parameters():
-                if is_wide_oft(layer):
-                    yield f"{name}.{key}", partial(rotated_weight, layer, adapter, key)
-                else:
-                    yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, absent)
+        for key, _ in _original(layer).named_parameters():
+            if is_wide_oft(layer):
+                yield f"{name}.{key}", partial(rotated_weight, layer, adapter, key)
+            else:
+                yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, absent)
 
 
-def _merged_parameter(layer: Any, adapter: str, key: str, name: str, absent: Mapping[str, Make]) -> Tensor:
+def _merged_parameter(
+    layer: nn.Module, adapter: str, key: str, name: str, absent: Mapping[str, Make]
+) -> Tensor:
     """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
     with torch.no_grad():
         clone = copy.deepcopy(layer)
-        for own, _ in list(_innermost(clone).named_parameters()):
+        inner = _innermost(clone)
+        for own, _ in list(inner.named_parameters()):
             if f"{name}.{own}" in absent:
-                put(_innermost(clone), own, absent[f"{name}.{own}"]())
+                put(inner, own, absent[f"{name}.{own}"]())
         _unmerged(clone)
         wide = any(p.dtype == torch.float64 for p in clone.parameters())
-        part: Any = clone.double() if wide else clone.float()
-        while isinstance(part, BaseTunerLayer):
+        for part in tuner_layers(clone.double() if wide else clone.float()):
             part.merge(adapter_names=[adapter])
-            part = cast(Any, part).base_layer
-        return cast(nn.Module, part).get_parameter(key).detach()
-
-
-def put(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Give a module another tensor for one of its parameters."""
-    owner, _, key = name.rpartition(".")
-    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-    model.get_submodule(owner)._parameters[key] = parameter
+        return _innermost(clone).get_parameter(key).detach()
 
 
 def _method(config: PeftConfig) -> str:
@@ -199,7 +174,7 @@ def require_mergeable(who: str, config: PeftConfig) -> None:
 
 
 def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tensor]]) -> None:
-    """Make one adapted weight, to learn before merging whether the method can."""
+    """Make one adapted weight, to learn before the merge starts whether the method can."""
     if not overrides:
         raise CoramError(f"{who} changes no weight of the model")
     try:
@@ -211,10 +186,7 @@ def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tenso
 
 
 def _orthogonality(model: nn.Module, adapter: str) -> float | None:
-    """max |R^T R - I| over the rotations of an OFT adapter, as it makes them itself; None for others."""
-    worst = None
-    for _, layer in adapted_modules(model):
-        if isinstance(layer, OFTLayer) and has_adapter(layer, adapter):
-            rotation: Any = layer.oft_R[adapter]
-            worst = max(worst or 0.0, orthogonality_error(rotation_blocks(rotation)))
-    return worst
+    """max |R^T R - I| over the rotations of an OFT adapter, as PEFT makes them; None for other methods."""
+    rotations = (oft_rotation(layer, adapter) for _, layer in adapted_modules(model))
+    errors = [orthogonality_error(rotation_blocks(found)) for found in rotations if found is not None]
+    return max(errors, default=None)

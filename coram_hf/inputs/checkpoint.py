@@ -1,38 +1,30 @@
-"""A checkpoint on disk as a model whose parameters are memory maps: opened at once, read when used."""
+"""A checkpoint on disk as a model whose parameters are memory maps, read only when they are used."""
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.initialization import no_init_weights
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.files import read_json, read_tensors, weight_files
+from coram_hf.inputs.internals import Conversion, custom_class, disk_names, put, without_initialization
 from coram_hf.inputs.quantized import dequantized, scheme
 from coram_hf.inputs.weights import Weights
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a model on disk: its like without data, the memory maps that it is made of, and how."""
+    """One tensor of a model on disk.
+
+    like: a meta tensor of the same shape and dtype. pieces: the memory maps that it is made from.
+    """
 
     like: Tensor
     pieces: list[Tensor]
@@ -42,10 +34,10 @@ class Stored:
 def open_checkpoint(
     who: str, folder: Path, *, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> Weights:
-    """The weights of a folder by the names of the model in memory, whatever they are called on disk.
+    """The weights of a folder under the names that the model in memory has, not those on disk.
 
-    Parameters that transformers puts together from several tensors on disk (stacked experts) are made when
-    they are asked for. A quantised checkpoint is loaded and dequantised.
+    Parameters that transformers builds from several tensors on disk (stacked experts) are built on request.
+    A quantised checkpoint is loaded and dequantised.
     """
     config = read_config(who, folder, trust_remote_code)
     files = weight_files(folder, allow_pickle)
@@ -60,8 +52,8 @@ def open_checkpoint(
     warnings = []
     if unexpected:
         warnings.append(
-            f"{who}: {len(unexpected)} tensors of its files belong to no parameter of {cls.__name__} and are "
-            f"left out, such as {unexpected[0]!r}"
+            f"{who}: {len(unexpected)} tensors of its files, such as {unexpected[0]!r}, belong to no "
+            f"parameter of {cls.__name__} and are left out"
         )
     return Weights(
         model,
@@ -78,19 +70,21 @@ def read_config(who: str, folder: Path, trust_remote_code: bool) -> PreTrainedCo
     path = folder / "config.json"
     if not path.is_file():
         raise CoramError(
-            f"{who}: {folder} holds neither a model (config.json) nor an adapter (adapter_config.json)"
+            f"{who}: {folder} contains neither a model (config.json) nor an adapter (adapter_config.json)"
         )
     read_json(path)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # a damaged config fails in many ways
-        raise CoramError(f"{who}: {path} is not the config of a known model ({reason(error)})") from error
+        raise CoramError(
+            f"{who}: {path} is not a config that transformers can read ({reason(error)})"
+        ) from error
 
 
 def model_class(
     who: str, folder: Path, config: PreTrainedConfig, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
-    """The class that a config names; one with custom code only where it is trusted."""
+    """The class that a config names; custom code is used only if it is trusted."""
     names = config.architectures
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     known = getattr(transformers, name, None) if name else None
@@ -100,10 +94,12 @@ def model_class(
     entries = auto_map.values() if isinstance(auto_map, dict) else ()
     custom = [str(path) for path in entries if str(path).endswith(f".{name}")]
     if not name or not custom:
-        raise CoramError(f"{who}: {folder / 'config.json'} names no architecture of transformers: {name!r}")
+        raise CoramError(
+            f"{who}: {folder / 'config.json'} must name an architecture of transformers, found {name!r}"
+        )
     if not trust_remote_code:
         raise CoramError(f"{who}: {name} is custom code in {folder}; pass trust_remote_code=True to run it")
-    return cast(type[PreTrainedModel], get_class_from_dynamic_module(custom[0], str(folder)))
+    return custom_class(custom[0], str(folder))
 
 
 def _load(cls: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
@@ -114,10 +110,10 @@ def _load(cls: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
 def _loaded_quantized(
     who: str, load: Callable[[], PreTrainedModel], config: PreTrainedConfig
 ) -> PreTrainedModel:
-    """A quantised checkpoint in memory, dequantised; without the backend of its scheme it is refused."""
+    """A quantised checkpoint, loaded and dequantised; an error if its backend is not installed."""
     try:
         model = load()
-    except Exception as error:  # each backend has its own way to be absent
+    except Exception as error:  # every backend raises its own type when it is absent
         name = scheme(getattr(config, "quantization_config", None))
         raise CoramError(
             f"{who} is quantised ({name}) and cannot be loaded here ({reason(error)}); "
@@ -129,14 +125,14 @@ def _loaded_quantized(
 def _skeleton(
     who: str, folder: Path, cls: type[PreTrainedModel], config: PreTrainedConfig
 ) -> PreTrainedModel:
-    """The model of a config without its data, with the generation config that lies beside it."""
+    """The model of a config on the meta device, with the generation config of its folder."""
     try:
-        with torch.device("meta"), no_init_weights():
+        with torch.device("meta"), without_initialization():
             model = cls(config)
             model.tie_weights()
-    except Exception as error:  # values that a config should not have fail in many ways
+    except Exception as error:  # invalid values of a config fail in many ways
         raise CoramError(
-            f"{who}: {folder / 'config.json'} makes no {cls.__name__} ({reason(error)})"
+            f"{who}: no {cls.__name__} can be built from {folder / 'config.json'} ({reason(error)})"
         ) from error
     model.name_or_path = str(folder)
     if model.can_generate() and (folder / "generation_config.json").is_file():
@@ -146,63 +142,27 @@ def _skeleton(
 
 
 def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors on disk by the model's own names, and those that the model has no place for.
-
-    The tables are those by which `from_pretrained` renames and converts. What was used of them stays with
-    the model, as it does there, so that it is saved in the layout that it came in.
-    """
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-    known, prefix = model.state_dict(), model.base_model_prefix
-    stored: dict[str, Stored] = {}
-    conversions: dict[str, list[tuple[str, str, Tensor]]] = {}
-    unexpected = []
-    for key in sorted(disk, key=dot_natural_key):
-        name, pattern = rename_source_key(key, renamings, converters, prefix, known)
-        if name not in known and key in known:
-            name, pattern = rename_source_key(key, [], [], prefix, known)
-        if name not in known:
-            unexpected.append(key)
-        elif pattern is None:
-            stored[name] = Stored(disk[key].to("meta"), [disk[key]], disk[key].detach)
-        else:
-            conversions.setdefault(name, []).append((key, pattern, disk[key]))
-    for name, sources in conversions.items():
-        convert = partial(_convert, model, name, by_pattern[sources[0][1]], sources)
-        pieces = [tensor for _, _, tensor in sources]
-        for target, like in convert(meta=True).items():
-            stored[target] = Stored(like, pieces, partial(_made, convert, target))
-    cast(Any, model)._weight_conversions = [entry for entry in mapping if entry.was_used()]
-    ignored = model._keys_to_ignore_on_load_unexpected or ()
-    return stored, [key for key in unexpected if not any(re.search(pattern, key) for pattern in ignored)]
+    """The tensors on disk by the model's own names, and the keys that belong to no parameter of it."""
+    keys, conversions, unexpected = disk_names(model, disk)
+    stored = {name: Stored(disk[key].to("meta"), [disk[key]], disk[key].detach) for name, key in keys.items()}
+    for conversion in conversions:
+        sources = {key: disk[key] for key in conversion.patterns}
+        likes = conversion.run({key: tensor.to("meta") for key, tensor in sources.items()})
+        for name, like in likes.items():
+            stored[name] = Stored(
+                like, list(sources.values()), partial(_converted, conversion, sources, name)
+            )
+    return stored, unexpected
 
 
-def _convert(
-    model: PreTrainedModel,
-    name: str,
-    converter: WeightConverter,
-    sources: list[tuple[str, str, Tensor]],
-    *,
-    meta: bool = False,
-) -> dict[str, Tensor]:
-    """One conversion of transformers, applied to the tensors on disk or to their likes without data."""
-    fresh: Any = copy.deepcopy(converter)
-    for key, pattern, tensor in sources:
-        fresh.add_tensor(name, key, pattern, tensor.to("meta") if meta else tensor)
-    made = fresh.convert(name, model=model, config=model.config)
-    return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
-
-
-def _made(convert: Callable[[], dict[str, Tensor]], target: str) -> Tensor:
-    return convert()[target]
+def _converted(conversion: Conversion, sources: dict[str, Tensor], name: str) -> Tensor:
+    return conversion.run(sources)[name]
 
 
 def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stored]) -> None:
-    """Put the memory maps in place of the model's empty tensors.
+    """Replace the model's meta tensors by memory maps.
 
-    Tied parameters stay one, unless the files hold different tensors for them.
+    Tied parameters stay tied, unless the files have different tensors for them.
     """
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -210,27 +170,25 @@ def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stor
     for names in groups.values():
         own = {name: _parameter(who, model, name, stored[name]) for name in names if name in stored}
         if not own:
-            raise CoramError(f"{who}: the files of {folder} lack the tensor {names[0]!r}")
+            raise CoramError(f"{who}: no weight file in {folder} has the tensor {names[0]!r}")
         first = next(iter(own.values()))
         for name in names:
             differs = name in own and own[name] is not first and not torch.equal(own[name], first)
-            owner, _, key = name.rpartition(".")
-            model.get_submodule(owner)._parameters[key] = own[name] if differs else first
+            put(model, name, own[name] if differs else first)
     persistent = model.state_dict()
     for name, _ in list(model.named_buffers()):
-        owner, _, key = name.rpartition(".")
         if name in stored:
-            model.get_submodule(owner)._buffers[key] = stored[name].make()
+            put(model, name, stored[name].make())
         elif name in persistent:
-            raise CoramError(f"{who}: the files of {folder} lack the buffer {name!r}")
+            raise CoramError(f"{who}: no weight file in {folder} has the buffer {name!r}")
 
 
 def _parameter(who: str, model: PreTrainedModel, name: str, stored: Stored) -> nn.Parameter:
-    """A parameter on the memory map, or one without data if it must be made."""
+    """A parameter over the memory map, or a meta one if it must be built from several."""
     expected = model.get_parameter(name).shape
     if stored.like.shape != expected:
         raise CoramError(
-            f"{who}, tensor {name!r}: shape {tuple(stored.like.shape)} in the file, but its config asks for "
+            f"{who}, tensor {name!r}: shape {tuple(stored.like.shape)} in the file, but config.json requires "
             f"{tuple(expected)}"
         )
     return nn.Parameter(stored.make() if len(stored.pieces) == 1 else stored.like, requires_grad=False)

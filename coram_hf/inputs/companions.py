@@ -1,4 +1,4 @@
-"""What stands beside a checkpoint's weights: tokenizer, processor, chat template, custom code."""
+"""Files that accompany a checkpoint's weights: tokenizer, processor, chat template, custom code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.inputs.internals import hub_commit
 from coram_hf.inputs.weights import Weights
 
 TOKENIZER_FILES = (
@@ -32,7 +33,7 @@ logger = logging.getLogger("coram_hf")
 
 
 def companion_folder(model: PreTrainedModel) -> Path | None:
-    """The folder that a model was loaded from, or a download of its companion files, or None."""
+    """The folder that a model was loaded from, or one with its downloaded companions, or None."""
     origin, commit = model.name_or_path or "", _hub_commit(model)
     if origin and Path(origin).is_dir():
         return Path(origin)
@@ -42,12 +43,16 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
         patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES]
         return Path(snapshot_download(origin, revision=commit, allow_patterns=patterns))
     except (OSError, ValueError) as error:
-        logger.warning("no tokenizer or processor files of %s: %s", origin, str(error).partition("\n")[0])
+        logger.warning(
+            "cannot download the tokenizer and processor files of %s: %s",
+            origin,
+            str(error).partition("\n")[0],
+        )
         return None
 
 
 def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
-    """Copy tokenizer, template and processor files; Python files only where the user trusts them."""
+    """Copy tokenizer, template and processor files; Python files only if the user trusts them."""
     patterns = (*TOKENIZER_FILES, *PROCESSOR_FILES, *(CODE_FILES if with_code else ()))
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         target = folder / path.relative_to(source)
@@ -58,7 +63,7 @@ def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
 
 
 def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside an adapter or a model's checkpoint, if there is one that loads."""
+    """The tokenizer of an adapter's folder or of a model's checkpoint, or None if none loads."""
     model = weights.model
     origin, commit = model.name_or_path or "", _hub_commit(model)
     if weights.folder is not None and any(weights.folder.glob("tokenizer*")):
@@ -70,14 +75,14 @@ def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedToken
             origin, trust_remote_code=trust_remote_code, **({} if commit is None else {"revision": commit})
         )
         return found
-    except Exception as error:  # a merge may do without a tokenizer, however it is damaged
+    except Exception as error:  # a merge can do without a tokenizer, however it fails
         logger.warning("the tokenizer of %s does not load: %s", origin, str(error).partition("\n")[0])
         return None
 
 
 def _hub_commit(model: PreTrainedModel) -> str | None:
-    """The commit of a model that was loaded from the Hub: as transformers remembers it, or from the cache."""
-    known: str | None = getattr(model.config, "_commit_hash", None)
+    """The commit of a model from the Hub, as transformers recorded it or as the cache has it."""
+    known = hub_commit(model)
     origin = model.name_or_path or ""
     if known is not None or origin.count("/") != 1 or Path(origin).is_dir():
         return known

@@ -23,26 +23,28 @@ from coram_hf.errors import CoramError
 
 
 def weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
-    """The files that hold a checkpoint's weights; safetensors if there are any, pickles only if allowed."""
+    """The weight files of a checkpoint: safetensors if there are any, else pickles, if they are allowed."""
     for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
         found = [folder / single] if _exists(folder / single) else _indexed(folder / index)
         if found and single == WEIGHTS_NAME and not allow_pickle:
             raise pickle_refused(folder, found[0].name)
         if found:
             return found
-    raise CoramError(f"{folder} holds no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+    raise CoramError(
+        f"{folder} contains no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}"
+    )
 
 
 def pickle_refused(where: object, name: str) -> CoramError:
-    """The error for pickled weights that are not allowed."""
+    """The error for pickled weights without allow_pickle."""
     return CoramError(
-        f"{where} holds pickled weights ({name}), which can run code when they are loaded; "
+        f"{where} contains pickled weights ({name}), which can run code when they are loaded; "
         "convert them to safetensors, or pass allow_pickle=True (--allow-pickle) to load tensors only"
     )
 
 
 def read_tensors(folder: Path, files: list[Path]) -> dict[str, Tensor]:
-    """Every tensor by its name on disk, as a memory map: nothing is read before it is used."""
+    """Every tensor by its name on disk, as a memory map that is read only when it is used."""
     tensors: dict[str, Tensor] = {}
     owners: dict[str, Path] = {}
     for path in files:
@@ -56,12 +58,12 @@ def read_tensors(folder: Path, files: list[Path]) -> dict[str, Tensor]:
     if _exists(index) and files[0].name not in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         for key, name in _weight_map(index).items():
             if key not in owners:
-                raise CoramError(f"{index}: tensor {key!r} should be in {name}, which does not hold it")
+                raise CoramError(f"{index}: tensor {key!r} should be in {name}, but is not")
     return tensors
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size, time and a hash of the first megabyte (which holds a safetensors header) of a file."""
+    """A file's size, time of change, and hash of the first megabyte, where safetensors has its header."""
     status = path.stat()
     with path.open("rb") as file:
         head = hashlib.sha256(file.read(2**20)).hexdigest()
@@ -69,7 +71,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; a damaged one, or one that names a key twice, is an error that names the file."""
+    """The content of a JSON file; raises if it is damaged or has a key twice."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique(path))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -82,7 +84,7 @@ def _unique(path: Path) -> Any:
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise CoramError(f"{path} names {twice!r} twice")
+            raise CoramError(f"{path} has the key {twice!r} twice")
         return found
 
     return check
@@ -101,20 +103,20 @@ def _weight_map(index: Path) -> dict[str, str]:
     content = read_json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names or not all(isinstance(v, str) for v in names.values()):
-        raise CoramError(f"{index} has no weight_map of tensor names to file names")
+        raise CoramError(f"{index} must have a weight_map from tensor names to file names")
     return names
 
 
 def _indexed(index: Path) -> list[Path]:
-    """The shards of an index; each must be a file of the same folder."""
+    """The shards that an index names, each a file of the same folder; none without an index."""
     if not _exists(index):
         return []
     shards = []
     for name in dict.fromkeys(_weight_map(index).values()):
         if Path(name).name != name or name in ("", ".", "..") or "\\" in name or not name.isprintable():
-            raise CoramError(f"{index} names {name!r}, which is not a file name in the same folder")
+            raise CoramError(f"{index} names {name!r}, which is not the name of a file in the same folder")
         if Path(name).suffix != Path(index.name.removesuffix(".index.json")).suffix:
-            raise CoramError(f"{index} names {name!r}, which is another kind of file")
+            raise CoramError(f"{index} names {name!r}, which is a different kind of file")
         if not _exists(index.parent / name):
             raise CoramError(f"{index} names the shard {name!r}, which is missing")
         shards.append(index.parent / name)
@@ -122,7 +124,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle, as a memory map unless it has the form of before torch 1.6."""
+    """The tensors of a pickle, memory-mapped unless its format is older than torch 1.6."""
     mapped = zipfile.is_zipfile(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(content, dict):

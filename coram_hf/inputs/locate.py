@@ -1,4 +1,4 @@
-"""Where a model or an adapter is: a folder, a Hub repository, a folder inside one, at some revision."""
+"""Sources of models and adapters: a folder, a Hub repository, or a folder in one, at a revision."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from coram_hf.errors import CoramError
 _HUB = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?::(?P<folder>[^@:]+))?(?:@(?P<revision>[\w./-]+))?")
 
 OTHER_FORMATS = ("*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.ot", "original/*", "onnx/*")
-"""Copies of the weights that repositories hold beside those for transformers, and that need not be had."""
+"""Copies of the weights for other libraries, which are not downloaded."""
 
 
 class Source(NamedTuple):
-    """`[name=]path` or `[name=]org/repo[:folder/inside][@revision]`, read apart."""
+    """The parts of `[name=]path` or `[name=]org/repo[:folder/inside][@revision]`."""
 
     name: str
     location: str
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
 
 def parse_source(text: str) -> Source:
-    """Read a source; without a name it is called after its last folder, or after its repository."""
+    """Parse a source; its name defaults to that of its last folder, or of its repository."""
     name, mark, rest = text.partition("=")
     if not mark or "/" in name or Path(text).expanduser().is_dir():
         name, rest = "", text
@@ -35,19 +35,19 @@ def parse_source(text: str) -> Source:
     if rest and path.is_dir():
         return Source(name or path.resolve().name, str(path))
     if rest and path.is_file():
-        raise CoramError(f"{text!r} is a file; a source is a folder or a Hub repository")
+        raise CoramError(f"{text!r} is a file; a source must be a folder or a Hub repository")
     match = _HUB.fullmatch(rest)
     if match is None or rest.startswith((".", "/", "~")):
         raise CoramError(
             f"{text!r} is neither a folder nor a Hub repository; "
-            "a source is path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
+            "write path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
         )
     label = Path(match["folder"]).name if match["folder"] else match["repo"]
     return Source(name or label, match["repo"], match["folder"], match["revision"])
 
 
 class Located(NamedTuple):
-    """A folder on this machine, where it comes from, and at which commit of the Hub."""
+    """A local folder, the source that it comes from, and its commit on the Hub."""
 
     folder: Path
     location: str
@@ -55,7 +55,7 @@ class Located(NamedTuple):
 
 
 def fetch(source: Source) -> Located:
-    """The local folder of a source, downloaded from the Hub if it is there."""
+    """The local folder of a source, downloaded if it is on the Hub."""
     if Path(source.location).is_dir():
         return Located(Path(source.location), source.location)
     inside = f"{source.folder}/" if source.folder else ""
@@ -70,7 +70,9 @@ def fetch(source: Source) -> Located:
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).partition("\n")[0]
-        raise CoramError(f"{source.name!r}: cannot get {source.location!r} from the Hub ({why})") from error
+        raise CoramError(
+            f"{source.name!r}: {source.location!r} cannot be downloaded from the Hub ({why})"
+        ) from error
     folder = root / source.folder if source.folder else root
     if not folder.is_dir():
         raise CoramError(f"{source.name!r}: {source.location!r} has no folder {source.folder!r}")

@@ -1,4 +1,4 @@
-"""Models that accelerate has placed: parameters on other devices, in CPU memory behind hooks, or on disk."""
+"""Models that accelerate has offloaded: their parameters are in CPU memory or on disk, behind hooks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from accelerate.utils import align_module_device
+from accelerate.utils import align_module_device, has_offloaded_params
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
+
+from coram_hf.inputs.internals import without_initialization
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether some parameters are held by hooks of accelerate, and not by the modules."""
+    """Whether hooks of accelerate, not the modules, hold some of the parameters."""
     return bool(offloaded_tensors(model))
 
 
 def offloaded_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
-    """How to read, one at a time, the parameters and buffers that a hook holds for its module."""
+    """Functions that read, one at a time, the parameters and buffers that hooks hold."""
     found: dict[str, Callable[[], Tensor]] = {}
     for prefix, module in model.named_modules():
-        if not getattr(getattr(module, "_hf_hook", None), "offload", False):
+        if not has_offloaded_params(module):
             continue
         held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         for key, tensor in held:
@@ -35,7 +36,7 @@ _aligning = threading.Lock()
 
 
 def _read(module: nn.Module, key: str) -> Tensor:
-    """A tensor that a hook puts into its module for the time that it is read."""
+    """A copy of a tensor that a hook puts into its module only while it is in use."""
     with _aligning, align_module_device(module, execution_device=torch.device("cpu")):
         tensor: Tensor = getattr(module, key)
         return tensor.detach().clone()
@@ -43,7 +44,7 @@ def _read(module: nn.Module, key: str) -> Tensor:
 
 def materialized(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
     """A model of the same class in CPU memory, without hooks, filled with the given weights."""
-    with no_init_weights():
+    with without_initialization():
         whole = type(model)(model.config)
     state = whole.state_dict(keep_vars=True)
     with torch.no_grad():

@@ -1,12 +1,11 @@
-"""OFT adapters: their rotations block by block, in the layouts of all versions of PEFT.
+"""OFT adapters: W R^T block by block, for the adapter files of every version of PEFT.
 
-A rotation R is block-diagonal, so W R^T costs one small product a block, not one of the layer's width:
-for Llama-3.1-8B that is minutes in place of hours.
+A rotation R is block-diagonal, so W R^T takes one small product per block, not one of the layer's width:
+for Llama-3.1-8B that is minutes instead of hours.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,42 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.tuners.oft.layer import Linear as OFTLinear
-from peft.tuners.oft.layer import OFTRotationModule
 from torch import Tensor, nn
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.files import read_json
+from coram_hf.inputs.internals import KEY_PREFIX, is_oft_linear, rotation_blocks
 from coram_hf.inputs.weights import Weights
 
-KEY_PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model's modules in the files of an adapter."""
-
-
 DENSE_WIDTH = 1024
-"""Inputs of a layer up to which PEFT's own merge, a dense product of that width, is fast enough."""
+"""The widest input for which PEFT's own merge, a dense product of that width, is fast enough."""
 
 
 def is_wide_oft(layer: nn.Module) -> bool:
-    """Whether a layer is OFT's own over a plain linear one, too wide for PEFT's dense product."""
-    if not isinstance(layer, OFTLinear) or layer.merged:
+    """Whether a layer is an unmerged OFT layer over a plain linear one that is wider than DENSE_WIDTH."""
+    if not is_oft_linear(layer) or layer.merged:
         return False
     inner: Any = layer.base_layer
     return type(inner) is nn.Linear and inner.in_features > DENSE_WIDTH
 
 
-def rotation_blocks(rotation: OFTRotationModule, dtype: torch.dtype = torch.float32) -> Tensor:
-    """R of every block (blocks, b, b), as the adapter's own layer makes it."""
-    clone: Any = copy.deepcopy(rotation).to(dtype)
-    with torch.no_grad():
-        generator = clone._project_batch(clone.weight, eps=clone.eps) if clone.coft else clone.weight
-        return clone._cayley_batch(
-            generator, clone.block_size, clone.use_cayley_neumann, clone.num_cayley_neumann_terms
-        )
-
-
 def rotated_weight(layer: Any, adapter: str, key: str) -> Tensor:
-    """A parameter of an OFT layer with one adapter merged: W R^T for the weight."""
+    """A parameter of an OFT layer with one adapter merged: W R^T for the weight, others unchanged."""
     parameter: Tensor = layer.base_layer.get_parameter(key).detach()
     if key != "weight":
         return parameter
@@ -63,20 +47,20 @@ def orthogonality_error(blocks: Tensor) -> float:
 
 
 def is_legacy(state: dict[str, Tensor]) -> bool:
-    """Whether these are the tensors of an OFT adapter from before PEFT 0.16, which PEFT no longer reads."""
+    """Whether these are tensors of an OFT adapter from before PEFT 0.16, which PEFT no longer reads."""
     return any(key.endswith(".oft_r") for key in state)
 
 
 def open_legacy(who: str, origin: Weights, folder: Path, state: dict[str, Tensor]) -> Weights:
-    """An OFT adapter of PEFT before 0.16 as an expert.
+    """An OFT adapter from before PEFT 0.16 as an expert.
 
-    From 0.14 on it rotates inputs and scales outputs, W' = diag(s) W R^T with `oft_r` and `oft_s`; before
-    that it rotates outputs, W' = R^T W. In both R is the Cayley transform of the skew part of `oft_r`.
+    Since 0.14 it rotates inputs and scales outputs, W' = diag(s) W R^T with `oft_r` and `oft_s`; before, it
+    rotates outputs, W' = R^T W. In both, R is the Cayley transform of the skew part of `oft_r`.
     """
     settings = read_json(folder / "adapter_config.json")
     for key in ("r", "eps"):
         if not isinstance(settings, dict) or not isinstance(settings.get(key), int | float):
-            raise CoramError(f"{who}: {folder / 'adapter_config.json'} has no number {key!r}")
+            raise CoramError(f"{who}: {folder / 'adapter_config.json'} must have a number {key!r}")
     overrides: dict[str, Callable[[], Tensor]] = {}
     worst = 0.0
     for key, tensor in state.items():
@@ -100,7 +84,7 @@ def open_legacy(who: str, origin: Weights, folder: Path, state: dict[str, Tensor
             worst = max(worst, orthogonality_error(blocks))
             overrides[name] = partial(_legacy_weight, origin, name, blocks, scale)
         if name not in origin:
-            raise CoramError(f"{who}: its tensor {key!r} belongs to no parameter of {origin.class_name}")
+            raise CoramError(f"{who}: tensor {key!r} belongs to no parameter of {origin.class_name}")
     return Weights(origin.model, overrides, kind="OFT", orthogonality_error=worst)
 
 
@@ -114,7 +98,10 @@ def _legacy_weight(origin: Weights, name: str, blocks: Tensor, scale: Tensor | N
 
 
 def _legacy_blocks(generator: Tensor, settings: dict[str, Any], rows: int) -> Tensor:
-    """R = (I - S)(I + S)^-1 with S the skew part, after the projection of COFT, which is set per `rows`."""
+    """R = (I - S)(I + S)^-1, with S the skew part of the generator.
+
+    COFT first limits the norm of the generator to eps * rows^2 / sqrt(blocks).
+    """
     if settings.get("coft"):
         limit = settings["eps"] * rows**2 / math.sqrt(len(generator))
         norms = torch.linalg.matrix_norm(generator, keepdim=True)
@@ -125,23 +112,23 @@ def _legacy_blocks(generator: Tensor, settings: dict[str, Any], rows: int) -> Te
 
 
 def _check_cover(who: str, name: str, blocks: Tensor, width: int) -> None:
-    """The blocks must cover the side of the matrix that they rotate; a single one may be shared."""
+    """Raise unless the blocks cover the side of the matrix that they rotate; a single one may be shared."""
     size = blocks.shape[-1]
     if size > width or (len(blocks) != 1 and not width <= len(blocks) * size < width + len(blocks)):
         raise CoramError(
-            f"{who}, tensor {name!r}: {len(blocks)} OFT blocks of {size} do not fit a width of {width}"
+            f"{who}, tensor {name!r}: {len(blocks)} OFT blocks of size {size} do not fit a width of {width}"
         )
 
 
 def _check_shape(who: str, name: str, found: Tensor, expected: Sequence[int]) -> None:
     if tuple(found.shape) != tuple(expected):
         raise CoramError(
-            f"{who}, tensor {name!r}: shape {tuple(found.shape)}, but the base needs {tuple(expected)}"
+            f"{who}, tensor {name!r}: shape {tuple(found.shape)}, but the base requires {tuple(expected)}"
         )
 
 
 def _rotate_inputs(weight: Tensor, blocks: Tensor) -> Tensor:
-    """W R^T; a single block is shared by all groups of inputs."""
+    """W R^T, in float32 or wider; a single block is shared by all groups of inputs."""
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     groups = wide.unflatten(1, (-1, blocks.shape[-1])).transpose(0, 1)
     return (groups @ blocks.mT.to(groups)).transpose(0, 1).flatten(1)

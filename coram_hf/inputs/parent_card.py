@@ -1,4 +1,4 @@
-"""What the cards of base and experts say about them, where they are at hand."""
+"""Where base and experts come from, and what their model cards say."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FIELDS = ("license", "language", "datasets")
 
 
 def provenance(weights: Weights) -> dict[str, Any]:
-    """Where weights come from: source, commit, a hash of what was read, and the card's license and data.
+    """Where weights come from: source, commit, a hash of the files, and the card's license and datasets.
 
-    Of a folder only the name is told: where it lies is nobody's business.
+    Of a folder only the name is given: local paths are omitted for privacy.
     """
     folder = weights.folder or Path(weights.model.name_or_path or "/nowhere")
     location = weights.location or ""
@@ -34,7 +34,7 @@ def provenance(weights: Weights) -> dict[str, Any]:
 
 
 def _files_hash(files: list[Path]) -> str | None:
-    """sha256 over names, sizes and first megabytes (which hold the headers) of the files."""
+    """sha256 of the names, sizes and first megabytes (where the headers are) of the files."""
     if not files:
         return None
     digest = hashlib.sha256()
@@ -50,13 +50,13 @@ def _card(folder: Path) -> dict[str, Any]:
         return {}
     try:
         data = metadata_load(path) or {}
-    except Exception:  # other people's YAML
+    except Exception:  # YAML that others wrote fails in many ways
         return {}
     return {key: found for key in FIELDS if (found := [v for v in _list(data.get(key)) if _is_plain(v)])}
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value of somebody's card is a short text, and no path on their machine."""
+    """Whether a value of a card is a short text, and not a local path."""
     return isinstance(value, str) and 0 < len(value) <= 200 and not value.startswith(("/", "~", ".", "\\"))
 
 

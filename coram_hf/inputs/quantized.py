@@ -1,4 +1,4 @@
-"""Quantised models: found out, dequantised where transformers can do it here, else refused by name."""
+"""Quantised models: detected, and dequantised if transformers can do so here, else refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from coram_hf.errors import CoramError
+from coram_hf.errors import CoramError, reason
 
 
 def dequantized(who: str, model: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, or a dequantised copy of it if its weights are held quantised."""
+    """The model itself, or a dequantised copy if its weights are quantised."""
     found = scheme(getattr(model.config, "quantization_config", None))
     if getattr(model, "hf_quantizer", None) is None and found is None:
         return model
@@ -22,12 +22,12 @@ def dequantized(who: str, model: PreTrainedModel) -> PreTrainedModel:
     except (ValueError, NotImplementedError, AttributeError, ImportError, RuntimeError) as error:
         raise CoramError(
             f"{who} is quantised ({found or 'unknown scheme'}) and transformers cannot dequantise it here "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); merge the unquantised checkpoint"
+            f"({reason(error)}); merge the unquantised checkpoint"
         ) from error
 
 
 def stored_quantized(model: PreTrainedModel) -> str | None:
-    """The scheme of the checkpoint that a model was loaded from, which loading may have dequantised."""
+    """The quantisation scheme of the checkpoint behind a model, which may be dequantised in memory."""
     path = Path(model.name_or_path or "") / "config.json"
     if not model.name_or_path or not path.is_file():
         return None
@@ -35,7 +35,7 @@ def stored_quantized(model: PreTrainedModel) -> str | None:
 
 
 def scheme(config: Any) -> str | None:
-    """The name of the scheme of a quantization config."""
+    """The name of a quantization config's scheme, such as bitsandbytes."""
     if config is None:
         return None
     values = config if isinstance(config, dict) else config.to_dict()

@@ -1,19 +1,19 @@
-"""Matching tokens: how the vocabularies of the base and of its experts correspond."""
+"""Which rows of the base's and the experts' embeddings belong to the same token."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AddedToken, PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import CoramError
+from coram_hf.inputs.options import Policy
 from coram_hf.inputs.vocabulary import ABSENT, Vocabulary
 
-Policy = Literal["base", "union", "error"]
 Tokens = Mapping[str, int]
 
 
@@ -24,9 +24,9 @@ def match_vocabularies(
     tokenizer: PreTrainedTokenizerBase | None,
     expert_tokenizers: Mapping[str, PreTrainedTokenizerBase | None],
 ) -> tuple[Vocabulary, list[str]]:
-    """Line up every expert's rows with the base's, by token where tokenizers are known, else by index.
+    """Match every expert's rows with the base's, by token where tokenizers are known, else by index.
 
-    Also returns a warning for every expert whose rows do not line up by themselves.
+    Also returns a warning for every expert whose rows differ from the base's.
     """
     token_axis = _token_axis(base)
     if not token_axis:
@@ -57,15 +57,17 @@ def match_vocabularies(
         counts[name] = {"matched": matched, "added": added, "dropped": dropped}
         if n_rows == base_size and not (added or dropped) and _in_place(rows[name], new_rows):
             continue
-        how = "by token" if by_token else "by index, for want of tokenizers"
+        how = "by token" if by_token else "by index, because no tokenizers were found"
         difference = (
-            f"expert {name!r} has another vocabulary than the base ({n_rows} embedding rows, the base "
-            f"{base_size}): {matched} rows matched {how}, {added} added, {dropped} dropped"
+            f"expert {name!r} has a different vocabulary from the base ({n_rows} embedding rows; the base "
+            f"has {base_size}): {matched} rows matched {how}, {added} added, {dropped} dropped"
         )
         if policy == "error":
-            raise CoramError(f'{difference}; vocabulary="base" or "union" would merge them')
+            raise CoramError(f'{difference}; pass vocabulary="base" or "union" to merge them')
         if policy == "union" and not by_token:
-            raise CoramError(f'{difference}; vocabulary="union" needs tokenizer= and expert_tokenizers=')
+            raise CoramError(
+                f'{difference}; vocabulary="union" needs tokenizers: pass tokenizer= and expert_tokenizers='
+            )
         warnings.append(difference)
     _require_owners(tokens, rows, new_rows)
     differs = bool(warnings or new_rows)
@@ -80,12 +82,12 @@ def match_vocabularies(
 
 
 def embedding_rows(model: PreTrainedModel) -> int:
-    """Rows of the input embedding."""
+    """The number of rows of the input embedding."""
     return len(cast(Tensor, model.get_input_embeddings().weight))
 
 
 def rows_by_index(size: int, own_size: int) -> Tensor:
-    """Row i of the expert for row i of the merged model, as far as it has one."""
+    """Row i of the expert for row i of the merged model, or ABSENT if it has fewer."""
     rows = torch.arange(size)
     rows[own_size:] = ABSENT
     return rows
@@ -104,7 +106,7 @@ def rows_by_token(tokens: Tokens, own: Tokens, size: int, own_size: int) -> Tens
 
 
 def _token_axis(model: PreTrainedModel) -> dict[str, int]:
-    """The tensors with one entry a token: those of the input and output embedding, and BART's logit bias."""
+    """The tensors with one entry per token: input and output embeddings, and BART's logit bias."""
     try:
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     except (NotImplementedError, AttributeError):
@@ -126,14 +128,14 @@ def _new_rows(tokenizer: PreTrainedTokenizerBase | None, tokens: Tokens | None, 
 
 
 def _in_place(rows: Tensor, new_rows: list[int]) -> bool:
-    """Whether every row but the new ones is where the base has it."""
+    """Whether every row except the new ones has the index that it has in the base."""
     expected = torch.arange(len(rows))
     expected[new_rows] = ABSENT
     return torch.equal(rows, expected)
 
 
 def _require_owners(tokens: Tokens | None, rows: Mapping[str, Tensor], new_rows: list[int]) -> None:
-    """A new token needs an expert that has a row for it."""
+    """Raise if no expert has a row for a new token."""
     names = {row: token for token, row in (tokens or {}).items()}
     for row in new_rows:
         if all(order[row] == ABSENT for order in rows.values()):
@@ -147,7 +149,7 @@ def _with_new_tokens(
     tokenizer: PreTrainedTokenizerBase | None,
     expert_tokenizers: Mapping[str, PreTrainedTokenizerBase | None],
 ) -> PreTrainedTokenizerBase | None:
-    """A copy of the base's tokenizer with the tokens that experts have added, in the order they are met."""
+    """A copy of the base's tokenizer with the tokens that the experts added, expert by expert."""
     if tokenizer is None:
         return None
     known = tokenizer.get_vocab()
@@ -159,7 +161,7 @@ def _with_new_tokens(
             if vocabulary[token] not in added:
                 raise CoramError(
                     f"expert {name!r}: the base lacks its token {token!r}, which is not an added token; "
-                    'vocabulary="union" cannot join tokenizers that were trained apart'
+                    'vocabulary="union" cannot join tokenizers that were trained separately'
                 )
             found.setdefault(token, added[vocabulary[token]])
     extended = copy.deepcopy(tokenizer)

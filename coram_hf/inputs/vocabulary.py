@@ -1,4 +1,4 @@
-"""Vocabularies: the rows of embeddings and heads, brought into the merged model's order."""
+"""Vocabularies: the rows of embeddings and heads, in the merged model's order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ABSENT = -1
 class Vocabulary:
     """The merged vocabulary, and which row of each expert belongs to which merged row.
 
-    token_axis: for every tensor with one entry a token, the axis of the tokens.
-    size: tokens and padding rows of the merged model. new_rows: merged rows that the base does not have.
-    rows: per expert, its row for each merged row, or ABSENT; empty where all vocabularies line up.
+    token_axis: for every tensor with one entry per token, the axis of the tokens.
+    size: tokens and padding rows of the merged model. new_rows: merged rows that the base lacks.
+    rows: per expert, its row for each merged row, or ABSENT; empty if all vocabularies agree.
     counts: per expert, rows matched and added, and tokens dropped.
     """
 
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @property
     def grows(self) -> bool:
-        """Whether the merged model has rows that the base has not, or has no token for."""
+        """Whether the merged model has rows that the base lacks or has no token for."""
         return len(self.new_rows) > 0
 
     def grown(self, name: str) -> bool:
@@ -41,8 +41,8 @@ class Vocabulary:
     def align(self, name: str, base: Tensor, experts: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One tensor of the base and of every expert, with tokens in the merged order.
 
-        A token that the base lacks takes the mean of the experts that have it, everywhere; a token
-        that an expert lacks takes the base's row there, and so does not move.
+        A token that the base lacks gets the mean row of the experts that have it, in the base and in every
+        expert; a token that an expert lacks gets the base's row there, and so does not move.
         """
         axis = self.token_axis.get(name)
         if axis is None or not self.rows:
@@ -71,7 +71,7 @@ class Vocabulary:
         return origin
 
     def _ordered(self, origin: Tensor, expert: str, tensor: Tensor) -> Tensor:
-        """An expert's rows in the merged order; where it has none, and for new tokens, the base's."""
+        """An expert's rows in the merged order; the base's for new tokens and those that the expert lacks."""
         rows = self.rows[expert]
         moves = rows != ABSENT
         moves[self.new_rows] = False

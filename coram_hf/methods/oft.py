@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from peft.tuners.oft import OFTLayer
 from torch import Tensor
 
 from coram_hf.amplitude import Strength
@@ -19,6 +18,7 @@ from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.inputs.adapters import adapted_modules, open_adapters, shadow
 from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.inputs.internals import oft_rotation
 from coram_hf.inputs.weights import Weights
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.linear import sum_weighted
@@ -84,9 +84,9 @@ def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, 
         raise CoramError(f"expert {name!r} is {expert.kind}{layout}, not an OFT adapter of today's layout")
     model, adapter = expert.adapter
     found = {
-        module: cast(Tensor, layer.oft_R[adapter].weight).detach().double()
+        module: cast(Tensor, rotation.weight).detach().double()
         for module, layer in adapted_modules(model.get_base_model())
-        if isinstance(layer, OFTLayer) and adapter in layer.oft_R
+        if (rotation := oft_rotation(layer, adapter)) is not None
     }
     rotated = {f"{module}.weight" for module in found}
     for key in sorted(set(expert.overrides) - rotated):
@@ -109,10 +109,11 @@ def _merged_adapter(inputs: Inputs, weights: Sequence[float]) -> PeftModel:
                 f"expert {name!r} has OFT blocks on other modules or of other sizes than {first!r}"
             )
     merged = get_peft_model(shadow(inputs.model), copy.deepcopy(settings))
-    layers: dict[str, Any] = dict(adapted_modules(merged.get_base_model()))
+    layers = dict(adapted_modules(merged.get_base_model()))
     for module in reference:
         parts = [found[module] for _, found in opened.values()]
         magnitude = sum(w * float(q.norm()) for w, q in zip(weights, parts, strict=True))
         mean = with_norm(sum_weighted(parts, tuple(weights)), magnitude)
-        layers[module].oft_R["default"].weight.data.copy_(mean)
+        rotation: Any = oft_rotation(layers[module], "default")
+        rotation.weight.data.copy_(mean)
     return merged

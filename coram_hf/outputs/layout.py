@@ -1,4 +1,4 @@
-"""What a model is called on disk, and where its tensors are there, as `save_pretrained` would write it."""
+"""The files of a checkpoint, as `save_pretrained` names them, and where each tensor goes in them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.internals import device_hooks, not_saved, saved_together, tied_on_load, to_disk
 from coram_hf.outputs.memory import with_format
 
 DTYPES = {
@@ -37,11 +36,11 @@ DTYPES = {
 ALIGNMENT = 8
 
 Unit = tuple[str, ...]
-"""Parameters that go to disk together: mostly one, several where the disk has them in one tensor."""
+"""Parameters that are written together: mostly one, several if they share a tensor on disk."""
 
 
 class Span(NamedTuple):
-    """Where a tensor goes: its file, its offset there, and what it is like."""
+    """Where a tensor goes: its file, its offset there, and a meta tensor of the same shape and dtype."""
 
     file: str
     offset: int
@@ -49,9 +48,9 @@ class Span(NamedTuple):
 
 
 class Layout:
-    """What a model is called on disk, and in which files and at which offsets its tensors are.
+    """The names of a model's tensors on disk, and the file and offset of each.
 
-    `shares` deals the parameters out to processes, each of which writes files of its own.
+    `shares` are the units of each process; every process writes files of its own.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Layout:
         state = skeleton.state_dict()
         every = {name: state[name] for share in shares for unit in share for name in unit}
         self._like = every
-        whole = revert_weight_conversion(skeleton, every) if original_format else every
+        whole = to_disk(skeleton, every) if original_format else every
         called = {id(tensor): name for name, tensor in whole.items()}
         self.renamed = {name: called[id(tensor)] for name, tensor in every.items() if id(tensor) in called}
         self._owner = {
@@ -100,7 +99,7 @@ class Layout:
         """The parameters of one unit under the names and in the shapes that they have on disk."""
         if all(name in self.renamed for name in tensors):
             return {self.renamed[name]: tensor for name, tensor in tensors.items()}
-        return cast(dict[str, Tensor], revert_weight_conversion(self.skeleton, dict(tensors)))
+        return to_disk(self.skeleton, tensors)
 
     def like(self, parameter: str) -> Tensor:
         """A meta tensor of the shape and dtype of a parameter of the result."""
@@ -132,7 +131,7 @@ class Layout:
         spans = {}
         for name, tensor in ordered:
             if tensor.dtype not in DTYPES:
-                raise CoramError(f"tensor {name!r}: safetensors has no {tensor.dtype}")
+                raise CoramError(f"tensor {name!r}: safetensors cannot store {tensor.dtype}")
             size = tensor.numel() * tensor.element_size()
             spans[name] = (offset, offset + size)
             header[name] = {
@@ -151,43 +150,32 @@ class Layout:
 
 
 def without_data(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules whose tensors have shapes and dtypes, but no data, and no hooks."""
+    """A copy of the modules with meta tensors and without accelerate's hooks."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()
     }
     memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    memo |= {id(hook): None for m in model.modules() if (hook := getattr(m, "_hf_hook", None)) is not None}
+    memo |= {id(hook): None for hook in device_hooks(model)}
     return copy.deepcopy(model, memo)
 
 
 def units(skeleton: PreTrainedModel) -> list[Unit]:
-    """The parameters and buffers that are saved, grouped by what goes to disk together.
+    """The parameters and buffers that are saved, grouped by what is written together.
 
-    Of tied parameters only the one that transformers reads back is saved.
+    Of tied parameters, only the one that transformers reads back is saved.
     """
     groups: dict[int, list[str]] = {}
     tensors = skeleton.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
-    chosen = {
-        next((name for name in names if name not in skeleton.all_tied_weights_keys), names[0])
-        for names in groups.values()
-    }
-    ignored = skeleton._keys_to_ignore_on_save or ()
-    conversions: Any = getattr(skeleton, "_weight_conversions", None)
-    if conversions is None:
-        conversions = get_model_conversion_mapping(skeleton, add_legacy=False)
-    reverse = [entry.reverse_transform() for entry in reversed(conversions)]
-    converters = [entry for entry in reverse if isinstance(entry, WeightConverter)]
-    together: dict[str, list[str]] = {}
-    for name in (name for name in tensors if name in chosen and name not in ignored):
-        on_disk, pattern = apply_converters(name, converters)
-        together.setdefault(name if pattern is None else on_disk, []).append(name)
-    return [tuple(names) for names in together.values()]
+    aliases = tied_on_load(skeleton)
+    chosen = {next((name for name in names if name not in aliases), names[0]) for names in groups.values()}
+    left_out = not_saved(skeleton)
+    return saved_together(skeleton, [name for name in tensors if name in chosen and name not in left_out])
 
 
 def write_index(folder: Path, layout: Layout) -> None:
-    """Write model.safetensors.index.json, if there are several files."""
+    """Write model.safetensors.index.json if there are several files."""
     index = layout.index()
     if index is not None:
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"

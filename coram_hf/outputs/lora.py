@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.oft import KEY_PREFIX
+from coram_hf.inputs.internals import KEY_PREFIX
 from coram_hf.inputs.weights import Weights
 
-NOTHING = 1e-12
-"""A share of the whole below which a value is rounding."""
+ROUNDING = 1e-12
+"""Values below this fraction of the largest, or of a matrix's norm, are rounding errors."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """How one matrix fared: the rank that was kept, and |update - B A| / |update|."""
+    """The rank that was kept of one matrix, and its error |update - B A| / |update|."""
 
     rank: int
     error: float
@@ -36,28 +36,28 @@ def write_lora(
     rank: int | None,
     energy: float,
 ) -> dict[str, LowRank]:
-    """Write update ~ B A for every matrix, of the given rank or the least that keeps a share of |update|^2.
+    """Write update ~ B A for every matrix, of the given rank or the least that keeps `energy` of |update|^2.
 
-    Matrices that the merge left alone, to rounding, get no adapter.
+    Matrices that the merge did not change, up to rounding, get no adapter.
     """
     state: dict[str, Tensor] = {}
     kept: dict[str, LowRank] = {}
     transposed = set()
     for name, update in updates:
         module, _, parameter = name.rpartition(".")
-        if update.norm() <= NOTHING * base[name].norm():
+        if update.norm() <= ROUNDING * base[name].norm():
             continue
         layer = base.model.get_submodule(module)
         if not isinstance(layer, nn.Linear | Conv1D) or parameter != "weight":
             raise CoramError(
-                f"{name!r} is of a {type(layer).__name__}; LoRA adapters are for linear layers only"
+                f"{name!r} belongs to a {type(layer).__name__}, but LoRA adapters are for linear layers only"
             )
         transposed.add(isinstance(layer, Conv1D))
         A, B, kept[module] = _factor(update.mT if isinstance(layer, Conv1D) else update, rank, energy)
         state[f"{KEY_PREFIX}{module}.lora_A.weight"] = A
         state[f"{KEY_PREFIX}{module}.lora_B.weight"] = B
     if not kept:
-        raise CoramError("the merged update is zero: there is nothing for an adapter to hold")
+        raise CoramError("the merged update is zero: there is nothing for an adapter to store")
     ranks = {module: found.rank for module, found in kept.items()}
     highest = max(ranks.values())
     config = LoraConfig(
@@ -79,10 +79,10 @@ def write_lora(
 
 
 def _factor(update: Tensor, rank: int | None, energy: float) -> tuple[Tensor, Tensor, LowRank]:
-    """A (r x in), B (out x r) of the leading singular directions, the roots of their values on both sides."""
+    """A = sqrt(S) V^T (r x in) and B = U sqrt(S) (out x r), from the r leading singular directions."""
     U, S, Vh = torch.linalg.svd(update.double(), full_matrices=False)
     shares = S.square().cumsum(0) / S.square().sum()
-    r = min(rank or int((shares < energy).sum()) + 1, int((S > NOTHING * S[0]).sum()))
+    r = min(rank or int((shares < energy).sum()) + 1, int((S > ROUNDING * S[0]).sum()))
     root = S[:r].sqrt()
     error = float(S[r:].norm() / S.norm())
     A, B = root[:, None] * Vh[:r], U[:, :r] * root

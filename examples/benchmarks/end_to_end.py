@@ -31,13 +31,13 @@ DENSITY = 0.2
 def ours(method: str, sources: list[str], out: str) -> dict[str, float]:
     """One merge by coram_hf; opening the checkpoints counts."""
     from coram_hf import CoramMerger
-    from coram_hf.baseline_merger import BaselineMerger
+    from coram_hf.baselines import open_merger
 
     with Watch() as watch:
         if method == "full":
             CoramMerger(sources[0], sources[1:], progress=False).merge_to(out)
         else:
-            BaselineMerger(sources[0], sources[1:], method, progress=False).merge_to(out)
+            open_merger(sources[0], sources[1:], method, progress=False).merge_to(out)
     return watch.found()
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from common import a_core_each, machine
+from coram_hf.outputs.assembly import write_rows
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -29,14 +30,19 @@ from transformers import (
 )
 
 from coram_hf import CoramConfig
-from coram_hf.execution.forecast import HASH_RATE, PROBE_BYTES, Forecast, read_rate, write_cost
+from coram_hf.execution.forecast import (
+    HASH_RATE,
+    PROBE_BYTES,
+    RESIDENT,
+    Forecast,
+    read_rate,
+    write_cost,
+)
 from coram_hf.execution.threads import thread_count
-from coram_hf.folder_merge import RESIDENT
 from coram_hf.geometry import merge_rows, squared_norms
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.inputs.targets import find_targets
 from coram_hf.methods.record import Record
-from coram_hf.outputs.assembly import write_rows
 
 SAMPLE = 2**24
 """Entries of the tensor whose norms are timed for those that are not merged."""

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from coram_hf.engine import Engine
 from helpers.command import coram_hf
 from helpers.models import fine_tuned, snapshot, tiny_llama, tiny_tokenizer
 from helpers.paths import TESTS
@@ -19,7 +20,6 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, run_sweep
 from coram_hf.baselines import merge
-from coram_hf.engine import Engine
 from coram_hf.evaluation.scores import Line, Point
 from coram_hf.evaluation.sweep import parse_lambdas
 from coram_hf.evaluation.tasks import LightScorer

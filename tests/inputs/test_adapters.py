@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import merge, merge_oft
 from coram_hf.cli.recipe import Recipe
-from coram_hf.inputs import open_models
 from coram_hf.inputs.adapter_folder import open_adapter
 from coram_hf.inputs.adapters import open_adapters
+from coram_hf.inputs.opening import open_inputs
 from coram_hf.inputs.weights import Weights
 
 OLD_OFT = TESTS / "data"
@@ -401,7 +401,7 @@ def test_oft_of_old_versions_of_peft(folder, tmp_path):
     base = old_base()
     base.load_state_dict(load_file(folder / "base.safetensors"))
     expected = load_file(folder / "expected.safetensors")
-    opened = open_models(base, {"old": folder}).experts["old"]
+    opened = open_inputs(base, {"old": folder}, {}).experts["old"]
     assert opened.kind == "OFT"
     assert opened.orthogonality_error < 1e-5
     changed = [name for name in expected if not torch.equal(expected[name], base.state_dict()[name])]
@@ -410,7 +410,7 @@ def test_oft_of_old_versions_of_peft(folder, tmp_path):
         torch.testing.assert_close(opened[name], tensor, rtol=1e-5, atol=1e-6)
     narrow = tiny_llama(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
     with pytest.raises(CoramError, match=r"do not fit a width of|shape"):
-        open_models(narrow, {"old": folder})
+        open_inputs(narrow, {"old": folder}, {})
 
 
 def test_wide_oft_layers_are_rotated_block_by_block(monkeypatch):
@@ -447,7 +447,7 @@ def test_initialisations_that_write_to_the_base_write_to_a_copy(start, tmp_path)
     for name, expert in experts.items():
         expert.save_pretrained(tmp_path / name)
     before = snapshot(base)
-    opened = open_models(base, {name: tmp_path / name for name in experts}).experts
+    opened = open_inputs(base, {name: tmp_path / name for name in experts}, {}).experts
     for name, expert in experts.items():
         for key, tensor in unloaded(expert).state_dict().items():
             torch.testing.assert_close(opened[name][key], tensor, rtol=1e-4, atol=1e-6)
@@ -483,7 +483,7 @@ def test_adapters_with_missing_or_foreign_tensors(edit, message, tmp_path):
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     edited(tmp_path, edit)
     with pytest.raises(CoramError, match=f"expert 'bad'.*({message})"):
-        open_models(base, {"bad": tmp_path})
+        open_inputs(base, {"bad": tmp_path}, {})
 
 
 @pytest.mark.parametrize(
@@ -494,8 +494,8 @@ def test_damaged_adapter_configs_are_named(content, tmp_path):
     base = tiny_llama()
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
-        open_models(base, {"bad": tmp_path})
+    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is not a PEFT config"):
+        open_inputs(base, {"bad": tmp_path}, {})
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps([1]), pickle.dumps(print)])
@@ -505,9 +505,9 @@ def test_damaged_pickled_adapters_are_named(content, tmp_path):
     (tmp_path / "adapter_model.safetensors").unlink()
     (tmp_path / "adapter_model.bin").write_bytes(content)
     with pytest.raises(CoramError, match=r"expert 'bad': the weights in"):
-        open_models(base, {"bad": tmp_path}, allow_pickle=True)
+        open_inputs(base, {"bad": tmp_path}, {"allow_pickle": True})
     with pytest.raises(CoramError, match=r"pickled weights .*allow_pickle=True"):
-        open_models(base, {"bad": tmp_path})
+        open_inputs(base, {"bad": tmp_path}, {})
 
 
 def test_nested_merged_adapters_are_all_taken_out():
@@ -535,7 +535,7 @@ def test_merged_tokens_and_tied_embeddings_are_taken_out_of_a_base():
     ):
         model = adapted(base, config, 0)
         model.merge_adapter()
-        opened = open_models(model, {"f": full})
+        opened = open_inputs(model, {"f": full}, {})
         assert opened.base.tied == {"lm_head.weight": "model.embed_tokens.weight"}
         for name in opened.base:
             torch.testing.assert_close(opened.base[name], before[name], rtol=1e-4, atol=1e-6)
@@ -548,7 +548,7 @@ def test_merged_tokens_and_tied_embeddings_are_taken_out_of_a_base():
 def test_a_head_that_only_the_adapter_unties_is_warned_of(options):
     base = tiny_llama(tie_word_embeddings=True)
     config = peft.LoraConfig(r=2, **{"target_modules": ["q_proj"], **options})
-    warnings = open_models(base, {"head": adapted(base, config, 0)}).warnings
+    warnings = open_inputs(base, {"head": adapted(base, config, 0)}, {}).warnings
     assert any("'lm_head.weight' of its own" in warning for warning in warnings)
 
 

@@ -239,12 +239,14 @@ def test_a_given_tokenizer_is_saved(base, tmp_path):
 def test_policies_that_cannot_work_say_why(base):
     tokenizer = word_tokenizer(WORDS)
     expert, own = with_tokens(base, tokenizer, [f"<{i}>" for i in range(12)], 0)
-    with pytest.raises(CoramError, match=r'another vocabulary than the base.*vocabulary="base" or "union"'):
+    with pytest.raises(
+        CoramError, match=r'a different vocabulary from the base.*vocabulary="base" or "union"'
+    ):
         CoramMerger(base, {"e": expert}, vocabulary="error")
     with pytest.raises(CoramError, match='vocabulary="union" needs the base'):
         CoramMerger(base, {"e": expert}, vocabulary="union")
     other = word_tokenizer([*WORDS[:39], "alien"])
-    with pytest.raises(CoramError, match=r"'e'.*'alien'.*trained apart"):
+    with pytest.raises(CoramError, match=r"'e'.*'alien'.*trained separately"):
         CoramMerger(
             base, {"e": base}, vocabulary="union", tokenizer=tokenizer, expert_tokenizers={"e": other}
         )

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from coram_hf.outputs import folder as folder_module
 from coram_hf.outputs.file_tensor import FileTensor
-from coram_hf.outputs.folder import FolderSink, Layout, units, without_data
+from coram_hf.outputs.folder import FolderSink
+from coram_hf.outputs.layout import Layout, units, without_data
 from coram_hf.outputs.pages import forget
 
 OFFSET = 13
