@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from common import a_core_each, machine
-from coram_hf.outputs.assembly import write_rows
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -42,7 +41,8 @@ from coram_hf.execution.threads import thread_count
 from coram_hf.geometry import merge_rows, squared_norms
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.inputs.targets import find_targets
-from coram_hf.methods.record import Record
+from coram_hf.outputs.output import InMemory
+from coram_hf.outputs.place import write_rows
 
 SAMPLE = 2**24
 """Entries of the tensor whose norms are timed for those that are not merged."""
@@ -133,9 +133,8 @@ def merge_seconds(shape: torch.Size, experts: int, threads: int) -> float:
     others = [(base + 0.0004 * torch.randn(shape)).bfloat16() for _ in range(experts)]
 
     def work(out: torch.Tensor) -> None:
-        record = Record()
         for merged in merge_rows(base, others, CoramConfig(), measure=True):
-            write_rows(out, base, merged.rows, merged.update, 2.5, record)
+            write_rows(InMemory(out), base, merged.rows, merged.update, 2.5)
 
     outs = [torch.empty_like(base) for _ in range(threads)]
     return a_core_each(work, outs) / threads
