@@ -6,8 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from coram_hf.amplitude import contraction
+from torch import Tensor
+
+from coram_hf.amplitude import Amplitude, UpdateNorms, contraction
+from coram_hf.config import CoramConfig
 from coram_hf.engine import Engine
 from coram_hf.errors import CoramError
 from coram_hf.execution.survey import Survey, check_finite, measure
@@ -15,6 +19,7 @@ from coram_hf.geometry import squared_norms
 from coram_hf.geometry.anatomy import Anatomy, dissect
 from coram_hf.geometry.branches import BRANCHES
 from coram_hf.inputs import Models
+from coram_hf.inputs.parent_card import provenance
 from coram_hf.methods.record import Record
 from coram_hf.report.places import Place, places
 
@@ -23,7 +28,7 @@ from coram_hf.report.places import Place, places
 class Findings:
     """What the walk has found: the anatomy of every target, and |W_merge - W_0|^2 of merged models.
 
-    The norms of the experts' updates are the engine's survey.
+    Sections read properties of the findings only; where these come from is known here.
     """
 
     engine: Engine
@@ -33,6 +38,45 @@ class Findings:
     @property
     def experts(self) -> list[str]:
         return list(self.engine.models.experts)
+
+    @property
+    def config(self) -> CoramConfig:
+        """The merge that the diagnosis is about."""
+        return self.engine.config
+
+    @property
+    def survey(self) -> Survey:
+        """The norms of every tensor, of the experts' updates of it, and of all together."""
+        return self.engine.survey
+
+    @property
+    def measured(self) -> UpdateNorms:
+        """The norms from which D comes."""
+        return self.engine.measured
+
+    @property
+    def amplitude(self) -> Amplitude:
+        return self.engine.amplitude
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Balance factors f_i, in expert order."""
+        return self.engine.factors
+
+    def models(self) -> dict[str, Any]:
+        """Which merge it is: its line, the models and their size, and what the user should know of them."""
+        models = self.engine.models
+        return {
+            "line": self.config.line,
+            "branch": self.config.branch,
+            "class": type(models.base.model).__name__,
+            "base": provenance(models.base)["source"],
+            "experts": self.experts,
+            "merged": list(self.moved),
+            "targets": len(self.targets),
+            "parameters": sum(models.base.original(name).numel() for name in self.targets),
+            "warnings": [*models.warnings, *self.amplitude.warnings],
+        }
 
     @cached_property
     def whole(self) -> Anatomy:
@@ -56,12 +100,16 @@ class Findings:
         squares = anatomy.inner.diagonal().tolist()
         return {
             expert: math.sqrt(square / anatomy.base) / factor if anatomy.base else None
-            for expert, square, factor in zip(self.experts, squares, self.engine.factors, strict=True)
+            for expert, square, factor in zip(self.experts, squares, self.factors, strict=True)
         }
+
+    def by_branch(self, values: Tensor) -> dict[str, float]:
+        """Values of an anatomy, such as its squares, by the name of their branch."""
+        return dict(zip(BRANCHES, values.tolist(), strict=True))
 
     def merged_square(self, anatomy: Anatomy) -> float:
         """|W_merge - W_0|^2 of the configured branch, before amplification."""
-        return max(0.0, float(anatomy.squares[BRANCHES.index(self.engine.config.branch)]))
+        return max(0.0, float(anatomy.squares[BRANCHES.index(self.config.branch)]))
 
     def c_rms(self, anatomy: Anatomy) -> float | None:
         """RMS_i |W_i - W_0| / |W_merge - W_0|; None where either vanishes."""
@@ -71,9 +119,8 @@ class Findings:
     @property
     def lam(self) -> float | None:
         """Lambda of the configured merge."""
-        config, amplitude = self.engine.config, self.engine.amplitude
-        measured = config.lam is None and config.scale == "c_rms"
-        return amplitude.coefficient(config, self.c_rms(self.whole) if measured else None)
+        measured = self.config.lam is None and self.config.scale == "c_rms"
+        return self.amplitude.coefficient(self.config, self.c_rms(self.whole) if measured else None)
 
 
 def together(parts: Iterable[Anatomy]) -> Anatomy:
