@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions, merge_options
 from coram_hf.merger import Merger
 from coram_hf.methods.baseline import Baseline
+from coram_hf.methods.entry import Entry
 from coram_hf.methods.oft import OftMerge, choose_oft
 from coram_hf.methods.registry import (
     Preset,
@@ -40,11 +41,24 @@ __all__ = [
     "open_merger",
 ]
 
-METHODS = {name: find_method(name) for name in rival_names()}
-PAPER_PRESETS = paper_presets()
-MERGEBENCH_PRESETS = mergebench_presets()
-PRESETS = PAPER_PRESETS | MERGEBENCH_PRESETS
+METHODS: Mapping[str, Entry]
+PAPER_PRESETS: Mapping[str, Preset]
+MERGEBENCH_PRESETS: Mapping[str, Preset]
+PRESETS: Mapping[str, Preset]
 """Ready parameter sets, by the names of the paper's tables."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load methods and presets on first use: those of other packages may import this module."""
+    made: dict[str, Callable[[], Any]] = {
+        "METHODS": lambda: {name: find_method(name) for name in rival_names()},
+        "PAPER_PRESETS": paper_presets,
+        "MERGEBENCH_PRESETS": mergebench_presets,
+        "PRESETS": lambda: paper_presets() | mergebench_presets(),
+    }
+    if name not in made:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return made[name]()
 
 
 def open_merger(base: ModelSource, experts: ModelSources, method: str, **options: Any) -> Merger:

@@ -17,17 +17,17 @@ from typing_extensions import Unpack
 from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, choose, require_kappa, wanted
 from coram_hf.config import CoramConfig, check_names
 from coram_hf.errors import CoramError
-from coram_hf.execution.device import check_precision, compute_device
+from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
-from coram_hf.execution.processes import Processes
+from coram_hf.execution.opening import open_here
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.runner import MemoryRunner, Runner, Sink, merge_task
 from coram_hf.execution.survey import Survey
 from coram_hf.hub import publish_report, push_folder, write_card
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
-from coram_hf.inputs.options import MergeOptions, check_options
+from coram_hf.inputs.opening import ModelSource, ModelSources
+from coram_hf.inputs.options import MergeOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.protocol import Method
@@ -100,7 +100,7 @@ class Merger:
     ) -> None:
         """Open and check all sources."""
         started = time.perf_counter()
-        inputs = open_for(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+        inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
         opening = time.perf_counter() - started
         self._set_up(inputs, choice, options.get("progress", True), opening)
 
@@ -245,19 +245,3 @@ class CoramMerger(Merger):
             )
         self.config = config or CoramConfig()
         super().__init__(base, experts, choose_coram(self.config), options)
-
-
-def open_for(
-    base: ModelSource,
-    experts: ModelSources,
-    options: MergeOptions,
-    target_modules: str | tuple[str, ...] | None = None,
-    *,
-    need_targets: bool = True,
-) -> Inputs:
-    """Open base and experts, on the device that the options name."""
-    check_options(options)
-    device = compute_device(options.get("device"), Processes.find().local_rank)
-    return open_inputs(
-        base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
-    )

@@ -11,24 +11,17 @@ from typer.core import TyperGroup
 
 from coram_hf.cli.shared import read_given, with_shared_options
 from coram_hf.errors import CoramError
+from coram_hf.report.diagnostics.section import Section
+from coram_hf.report.diagnostics.sections import SECTIONS
+from coram_hf.report.tables import print_tables
 
 PAGE = "page"
-SECTIONS = {
-    "dispersion": "Update sizes r_i by expert and layer, D, and where it stands among the paper's bases.",
-    "threshold": "kappa and lambda by the rule, for thresholds D_0 from 4 to 12.",
-    "contraction": "c_RMS beside sqrt(N), by matrix, and the other coefficients that need no data.",
-    "branches": "Size and direction of the update that every subset of the factors makes.",
-    "audit": "Errors of the rotation logarithm, and condition numbers of the slices.",
-    "ownership": "Shares of rows by expert, and pairwise cosine and sign agreement.",
-    "conflict": "Shares of columns on which experts work against the mean update.",
-    "retention": "How much of the experts' update merged models keep, by group of modules.",
-}
 Output = Annotated[Path, typer.Option("--output", "-o", help="File of the page.")]
 Json = Annotated[Path | None, typer.Option("--json", help="File for the numbers.")]
 Figures = Annotated[Path | None, typer.Option(help="Folder for the figures as PNG, for a model card.")]
 Merged = Annotated[
     list[str] | None,
-    typer.Option(help="Merged models, by any method, each [name=]source, up to the next option."),
+    typer.Option(help="A merged model, by any method, as [name=]source; may be given several times."),
 ]
 
 
@@ -38,19 +31,7 @@ class DefaultGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] != "--help" and args[0] not in self.commands:
             args = [PAGE, *args]
-        return super().parse_args(ctx, _repeat_merged(args))
-
-
-def _repeat_merged(args: list[str]) -> list[str]:
-    """`--merged A B` as `--merged A --merged B`: all that follows up to the next option."""
-    repeated: list[str] = []
-    following = False
-    for arg in args:
-        if following and not arg.startswith("-") and repeated[-1] != "--merged":
-            repeated.append("--merged")
-        following = arg == "--merged" or arg.startswith("--merged=") or (following and arg[:1] != "-")
-        repeated.append(arg)
-    return repeated
+        return super().parse_args(ctx, args)
 
 
 report = typer.Typer(
@@ -89,30 +70,27 @@ def page(
     print(f"wrote {output}")
 
 
-@report.command(help=SECTIONS["retention"])
-@with_shared_options
-def retention(given: dict[str, Any], merged: Merged = None, json: Json = None) -> None:
-    _print_section("retention", given, merged, json)
+def _command(section: Section) -> Callable[..., None]:
+    """The command of one section; merged models are an option of those that are about them."""
+
+    def alone(given: dict[str, Any], json: Json = None) -> None:
+        _print_section(section, given, None, json)
+
+    def beside_merged(given: dict[str, Any], merged: Merged = None, json: Json = None) -> None:
+        _print_section(section, given, merged, json)
+
+    return with_shared_options(beside_merged if section.merged else alone)
 
 
-def _section(name: str) -> Callable[..., None]:
-    def command(given: dict[str, Any], json: Json = None) -> None:
-        _print_section(name, given, None, json)
-
-    return with_shared_options(command)
+for _section in SECTIONS.values():
+    report.command(_section.name, help=_section.help)(_command(_section))
 
 
-for _name in SECTIONS:
-    if _name != "retention":
-        report.command(_name, help=SECTIONS[_name])(_section(_name))
-
-
-def _print_section(name: str, given: dict[str, Any], merged: list[str] | None, json: Path | None) -> None:
+def _print_section(
+    section: Section, given: dict[str, Any], merged: list[str] | None, json: Path | None
+) -> None:
     _check_files(json)
-    numbers = _diagnose(given, merged, json, name)
-    from coram_hf.report.sheets import print_sheets, sheets
-
-    print_sheets(sheets(numbers, name))
+    print_tables(section.tables(_diagnose(given, merged, json, section.name)))
 
 
 def _diagnose(

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluation.light import Score, Task, read_task, score
-from coram_hf.hub.text import table
 from coram_hf.merger import CoramMerger
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.diagnostics import diagnose
 from coram_hf.report.page import render_page
+from coram_hf.report.tables import markdown as table
 
 SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")

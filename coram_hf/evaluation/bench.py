@@ -17,11 +17,12 @@ from coram_hf.errors import CoramError
 from coram_hf.evaluation.memory import Memory, digest
 from coram_hf.evaluation.scores import Line, Point, Results
 from coram_hf.evaluation.tasks import Scorer
+from coram_hf.execution.opening import open_here
 from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
-from coram_hf.merger import Merger, open_for
+from coram_hf.merger import Merger
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.registry import Preset, find_method, rival_names
@@ -63,7 +64,7 @@ class Bench:
         self._memory = memory
         self._shared = shared
         self._progress = options.get("progress", True)
-        self._inputs = open_for(base, experts, options, need_targets=False)
+        self._inputs = open_here(base, experts, options, need_targets=False)
         self._tokenizer = _find_tokenizer(self._inputs)
 
     def line(
@@ -219,7 +220,7 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
 
 def read_baselines(names: Sequence[str]) -> dict[str, Preset]:
     """Baselines by the name of a method, at its defaults, or of a preset."""
-    known = {name: Preset(name) for name in rival_names()} | PRESETS
+    known = {**{name: Preset(name) for name in rival_names()}, **PRESETS}
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}
 

@@ -17,10 +17,11 @@ from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
-from coram_hf.hub.text import inline, table
+from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.outputs.files import output_folder, write_whole
+from coram_hf.report.tables import markdown as table
 
 JSON, TABLE = "compare.json", "compare.md"
 RIVALS = (*PAPER_PRESETS, *(name for name, method in METHODS.items() if not method.presets))

@@ -18,11 +18,12 @@ from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
-from coram_hf.hub.text import inline, table
+from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.outputs.files import output_folder, replacing, write_whole
 from coram_hf.report.sweep_figure import draw_sweep
+from coram_hf.report.tables import markdown as table
 
 JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"
 LARGEST_SWEEP = 1000

@@ -15,12 +15,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from coram_hf.hub.again import command_line, entry_of, load_code, python_code
 from coram_hf.hub.license import strictest
 from coram_hf.hub.model_index import with_results
-from coram_hf.hub.text import fenced, inline, number, table
+from coram_hf.hub.text import fenced, inline, number
 from coram_hf.inputs.parent_card import HUB_ID
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_updates
 from coram_hf.report.merge_report import file_hashes
+from coram_hf.report.tables import markdown as table
 
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
 TEMPLATES = Path(__file__).parent

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 from coram_hf.errors import CoramError
-from coram_hf.outputs.pages import forget
-from coram_hf.report.tables import Facts, Shown
+from coram_hf.report.tables import Facts, Shown, Table
 
 NOTABLE_ROUNDING = 0.25
 """Share of the update's norm above which a loss by rounding is worth a warning."""
@@ -145,16 +144,20 @@ class MergeReport(Shown):
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
             },
-            ("expert", "kind", "r_i", "balance f_i", "update outside targets"),
-            {
-                name: (
-                    self.expert_kinds.get(name),
-                    r,
-                    self.balance_factors.get(name),
-                    self.outside_share.get(name),
-                )
-                for name, r in self.relative_updates.items()
-            },
+            Table(
+                "Experts",
+                ("expert", "kind", "r_i", "balance f_i", "update outside targets"),
+                [
+                    (
+                        name,
+                        self.expert_kinds.get(name),
+                        r,
+                        self.balance_factors.get(name),
+                        self.outside_share.get(name),
+                    )
+                    for name, r in self.relative_updates.items()
+                ],
+            ),
             self.warnings,
         )
 
@@ -168,6 +171,8 @@ def file_hashes(folder: Path, *, keep_cached: bool = True) -> dict[str, dict[str
 
 
 def _sha256(path: Path, keep_cached: bool) -> str:
+    from coram_hf.outputs.pages import forget
+
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(2**22):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coram_hf.report.tables import Facts, Shown
+from coram_hf.report.tables import Facts, Shown, Table
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,11 +80,14 @@ class MergePlan(Shown):
         return Facts(
             f"Plan: {self.line}",
             {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts},
-            ("expert", "r_i", "balance f_i", "update outside targets"),
-            {
-                name: (r, self.balance_factors[name], self.outside_share[name])
-                for name, r in self.relative_updates.items()
-            },
+            Table(
+                "Experts",
+                ("expert", "r_i", "balance f_i", "update outside targets"),
+                [
+                    (name, r, self.balance_factors[name], self.outside_share[name])
+                    for name, r in self.relative_updates.items()
+                ],
+            ),
             self.warnings,
         )
 

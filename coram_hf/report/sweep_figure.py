@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coram_hf.report.figures import plain_label
+from coram_hf.report.figures import new_figure, plain_label, save_figure
 
 if TYPE_CHECKING:
     from coram_hf.evaluation.sweep import Sweep
@@ -19,11 +19,7 @@ SPACING = 0.035
 
 def draw_sweep(sweep: Sweep, path: Path) -> None:
     """Write the figure as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
+    figure = new_figure(figsize=(8, 5), dpi=110)
     axes: Any = figure.subplots()
     for i, line in enumerate(sweep.lines):
         colour = COLOURS[i % len(COLOURS)]
@@ -38,7 +34,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
     axes.set_xlabel(r"$\lambda$ (dashed: the rule's; star: the swept optimum)")
     axes.set_ylabel(f"average over {len(sweep.tasks)} tasks" if len(sweep.tasks) > 1 else "score")
     axes.legend(fontsize=8)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    save_figure(figure, path)
 
 
 def _draw_references(axes: Any, averages: Mapping[str, float]) -> None:

@@ -1,19 +1,62 @@
-"""What a plan, a report or a result shows of itself: a table in a terminal, HTML in a notebook."""
+"""One table and its renderings: rich in a terminal, HTML in a notebook, Markdown in cards and results."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coram_hf.report.text import readable, show
+from coram_hf.report.text import VISIBLE, readable, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 WIDTH = 100
+"""Columns of a `repr`."""
+PIPE = 160
+"""Columns of what is printed into a pipe."""
+HEAD, EXPERT, WARNING = 40, 40, 600
+"""Characters of a column's head, of an expert's name and of a warning."""
+
+
+class Table(NamedTuple):
+    """Rows of names and numbers, None where a number is not defined; without a header, facts by name."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def rich(self, longest: int = VISIBLE) -> RichTable:
+        """For a terminal, without the title; names in the first column are cut at `longest` characters."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=box.SIMPLE_HEAD, show_header=bool(self.header))
+        for i, head in enumerate(self.header or ("", "")):
+            table.add_column(Text(readable(head, HEAD)), justify="right" if i else "left")
+        for name, *values in self.rows:
+            first = readable(name, longest) if isinstance(name, str) else show(name)
+            table.add_row(Text(first), *(Text(show(value)) for value in values))
+        return table
+
+    def html(self) -> str:
+        """Without a style of its own, which a notebook gives it; every cell is escaped."""
+        if not self.header:
+            facts = (f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.rows)
+            return f"<table>{''.join(facts)}</table>"
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.header)
+        rows = ("".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in self.rows)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def markdown(self) -> str:
+        """The header and rows as they are: the cells must be text that is harmless already."""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 class Facts(NamedTuple):
@@ -21,9 +64,33 @@ class Facts(NamedTuple):
 
     title: str
     single: Mapping[str, Any]
-    header: Sequence[str]
-    experts: Mapping[str, Sequence[Any]]
+    experts: Table
     warnings: Sequence[str]
+
+    def rich(self) -> RichTable:
+        """The tables and the warnings below each other."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        single = self._single().rich()
+        single.title, single.title_justify = Text(self.title), "left"
+        whole = RichTable.grid(padding=(0, 0))
+        whole.add_row(single)
+        whole.add_row(self.experts.rich(EXPERT))
+        for warning in self.warnings:
+            whole.add_row(Text(f"warning: {readable(warning, WARNING)}", style="yellow"))
+        return whole
+
+    def html(self) -> str:
+        """The tables, and the warnings as a list."""
+        warnings = "".join(f"<li>{escape(readable(warning, WARNING))}</li>" for warning in self.warnings)
+        return (
+            f"<div><b>{escape(readable(self.title))}</b>{self._single().html()}{self.experts.html()}"
+            f"{f'<ul>{warnings}</ul>' if warnings else ''}</div>"
+        )
+
+    def _single(self) -> Table:
+        return Table(self.title, (), list(self.single.items()))
 
 
 class Shown(ABC):
@@ -32,11 +99,11 @@ class Shown(ABC):
     @abstractmethod
     def _facts(self) -> Facts: ...
 
-    def __rich__(self) -> Table:
-        return _rich_table(self._facts())
+    def __rich__(self) -> RichTable:
+        return self._facts().rich()
 
     def _repr_html_(self) -> str:
-        return _html(self._facts())
+        return self._facts().html()
 
     def __repr__(self) -> str:
         from rich.console import Console
@@ -46,49 +113,28 @@ class Shown(ABC):
         return text.getvalue().rstrip()
 
 
-def _rich_table(facts: Facts) -> Table:
-    from rich import box
-    from rich.table import Table
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table without a title; the cells must be harmless already."""
+    return Table("", header, list(rows)).markdown()
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print tables with their titles on a terminal, or into a pipe."""
+    from rich.console import Console
     from rich.text import Text
 
-    whole = Table.grid(padding=(0, 0))
-    single = Table(box=box.SIMPLE_HEAD, title=Text(facts.title), title_justify="left", show_header=False)
-    for name, value in facts.single.items():
-        single.add_row(Text(name), Text(show(value), justify="right"))
-    experts = Table(box=box.SIMPLE_HEAD)
-    for head in facts.header:
-        experts.add_column(Text(head), justify="left" if head == facts.header[0] else "right")
-    for name, values in facts.experts.items():
-        experts.add_row(Text(readable(name, 40)), *(Text(show(value)) for value in values))
-    whole.add_row(single)
-    whole.add_row(experts)
-    for warning in facts.warnings:
-        whole.add_row(Text(f"warning: {readable(warning, 600)}", style="yellow"))
-    return whole
-
-
-def _html(facts: Facts) -> str:
-    """Tables without a style of their own, which a notebook gives them; every name is escaped."""
-    single = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(show(value))}</td></tr>"
-        for name, value in facts.single.items()
-    )
-    head = "".join(f"<th>{escape(name)}</th>" for name in facts.header)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(show(cell))}</td>" for cell in (name, *values)) + "</tr>"
-        for name, values in facts.experts.items()
-    )
-    warnings = "".join(f"<li>{escape(readable(warning, 600))}</li>" for warning in facts.warnings)
-    return (
-        f"<div><b>{escape(readable(facts.title))}</b><table>{single}</table>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        f"{f'<ul>{warnings}</ul>' if warnings else ''}</div>"
-    )
+    console = Console(width=None if sys.stdout.isatty() else PIPE)
+    for table in tables:
+        console.print(Text(table.title, style="bold"), table.rich())
 
 
 def print_shown(thing: Shown) -> None:
-    """The table in a terminal; elsewhere, such as in a pipe, the plain lines of `str`."""
+    """Print the table in a terminal; elsewhere, such as in a pipe, the plain lines of `str`."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)
     console.print(thing) if console.is_terminal else print(thing)
+
+
+def _cell(value: object) -> str:
+    return escape(show(value))

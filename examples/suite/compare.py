@@ -18,7 +18,7 @@ from train import EVEN, EXPERTS, UNEVEN
 
 from coram_hf import CoramConfig, compare_methods
 from coram_hf.config import Balance
-from coram_hf.hub.text import table
+from coram_hf.report.tables import markdown as table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

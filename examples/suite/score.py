@@ -19,7 +19,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.evaluation.light import read_task, score
-from coram_hf.hub.text import table
+from coram_hf.report.tables import markdown as table
 
 HERE = Path(__file__).parent
 Row = dict[str, float]

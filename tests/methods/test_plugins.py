@@ -38,8 +38,12 @@ def package(tmp_path_factory):
     wheel = folder / "median_plugin-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("median_plugin.py", PLUGIN)
-        archive.writestr(f"{DIST_INFO}/METADATA", "Metadata-Version: 2.1\nName: median-plugin\nVersion: 1.0\n")
-        archive.writestr(f"{DIST_INFO}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{DIST_INFO}/METADATA", "Metadata-Version: 2.1\nName: median-plugin\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{DIST_INFO}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(
             f"{DIST_INFO}/entry_points.txt", "[coram_hf.methods]\nmedian_of = median_plugin:MEDIAN_OF\n"
         )

@@ -9,7 +9,6 @@ import torch
 from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
-from coram_hf.cli.report import _repeat_merged
 from coram_hf.cli.shared import split_tasks
 from coram_hf.evaluation.tasks import check_scores
 from coram_hf.outputs.files import replacing, write_whole
@@ -41,19 +40,6 @@ def test_a_hidden_neighbour_is_left_alone(tmp_path):
         raise OSError("gone")
     assert (tmp_path / "numbers.json").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ("page b e --merged A B -o x", "page b e --merged A --merged B -o x"),
-        ("page --config r --merged A B", "page --config r --merged A --merged B"),
-        ("page b e --merged=A B", "page b e --merged=A --merged B"),
-        ("page --json q b e --merged A", "page --json q b e --merged A"),
-    ],
-)
-def test_all_that_follows_merged_is_merged(given, read):
-    assert _repeat_merged(given.split()) == read.split()
 
 
 def test_long_lists_of_tasks_are_split():

@@ -164,7 +164,8 @@ def folders(tmp_path_factory):
 def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
     run = coram_hf(
         "report", folders / "base", folders / "math", f"coder={folders / 'code'}",
-        "--merged", folders / "code", f"two={folders / 'math'}", "-o", tmp_path / "new" / "report.html",
+        "--merged", folders / "code", "--merged", f"two={folders / 'math'}",
+        "-o", tmp_path / "new" / "report.html",
         "--json", tmp_path / "numbers.json", "--figures", tmp_path / "figures", "--line", "SS(nca,mean)",
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

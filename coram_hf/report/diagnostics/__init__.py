@@ -1,4 +1,7 @@
-"""Diagnostics of the paper: each a function on sources, all from one walk over the weights."""
+"""Diagnostics of the paper: each a function on sources, all from one walk over the weights.
+
+The command line reads the sections' help from here, so torch is imported when something is measured.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,21 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Unpack
+from typing import TYPE_CHECKING, Any
 
 from coram_hf.config import CoramConfig, check_names
-from coram_hf.engine import Engine
 from coram_hf.errors import CoramError
-from coram_hf.inputs import Models, ModelSource, ModelSources, open_models
-from coram_hf.inputs.options import MergeOptions
-from coram_hf.inputs.parent_card import provenance
-from coram_hf.outputs.files import write_whole
-from coram_hf.report.diagnostics.columns import conflict_numbers, conflict_rate
-from coram_hf.report.diagnostics.findings import Findings, walk
-from coram_hf.report.diagnostics.kept import retained, retention_numbers
-from coram_hf.report.diagnostics.numerics import audit_numbers
-from coram_hf.report.diagnostics.rows import ownership_numbers
-from coram_hf.report.diagnostics.scales import contraction_numbers
-from coram_hf.report.diagnostics.sizes import dispersion_numbers, threshold_numbers
-from coram_hf.report.diagnostics.subsets import branch_numbers, cancellation
+from coram_hf.report.diagnostics.sections import SECTIONS
+from coram_hf.report.diagnostics.sections.conflict import rate
+from coram_hf.report.diagnostics.sections.retention import kept
 
-SECTIONS = {
-    "dispersion": dispersion_numbers,
-    "threshold": threshold_numbers,
-    "contraction": contraction_numbers,
-    "branches": branch_numbers,
-    "audit": audit_numbers,
-    "ownership": ownership_numbers,
-    "conflict": conflict_numbers,
-    "retention": retention_numbers,
-}
-GEOMETRY = {"threshold", "contraction", "branches", "audit"}
-ENTRIES = {"ownership", "conflict"}
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from coram_hf.inputs.inputs import Inputs
+    from coram_hf.inputs.opening import ModelSource, ModelSources
+    from coram_hf.inputs.options import MergeOptions
+    from coram_hf.report.diagnostics.findings import Findings
 
 
 def diagnose(
@@ -54,18 +40,30 @@ def diagnose(
     `config` is the merge that they are about; `merged` are models, folders or Hub ids that came out of any
     method, for retention. Weights are read once, a few chunks at a time.
     """
-    asked = set(SECTIONS if only is None else [only] if isinstance(only, str) else only)
-    check_names(sorted(asked), list(SECTIONS), "section")
-    if asked == {"retention"} and not merged:
-        raise CoramError("retention is that of merged models: name at least one, with merged= or --merged")
+    from coram_hf.execution.opening import open_here
+    from coram_hf.report.diagnostics.findings import walk
+
+    names = set(SECTIONS if only is None else [only] if isinstance(only, str) else only)
+    check_names(sorted(names), list(SECTIONS), "section")
+    asked = [section for name, section in SECTIONS.items() if name in names]
+    if asked and all(section.merged for section in asked) and not merged:
+        raise CoramError(
+            f"{asked[0].name} is that of merged models: name at least one, with merged= or --merged"
+        )
     config = config or CoramConfig()
-    engine = Engine(base, experts, config, config.line, options)
-    others = _open_merged(base, merged, options) if merged and "retention" in asked else None
-    findings = walk(engine, others, geometry=bool(asked & GEOMETRY), entries=bool(asked & ENTRIES))
-    numbers: dict[str, Any] = {"models": _models(findings)}
-    numbers |= {name: measure(findings) for name, measure in SECTIONS.items() if name in asked}
-    if "branches" in asked:
-        numbers["cancellation"] = cancellation(findings)
+    inputs = open_here(base, experts, options, config.target_modules)
+    wanted = bool(merged) and any(section.merged for section in asked)
+    findings = walk(
+        inputs,
+        config,
+        _open_merged(base, merged, options) if wanted else None,
+        geometry=any(section.geometry for section in asked),
+        entries=any(section.entries for section in asked),
+        progress=options.get("progress", True),
+    )
+    numbers: dict[str, Any] = {"models": findings.models()}
+    numbers |= {section.name: section.numbers(findings) for section in asked}
+    numbers |= {name: extra(findings) for section in asked for name, extra in section.extras.items()}
     if only is None:
         numbers["matrices"] = _matrices(findings)
     plain: dict[str, Any] = _plain(numbers)
@@ -76,81 +74,87 @@ def dispersion(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
     """r_i by expert and layer, D, and where it stands among the paper's bases."""
-    return diagnose(base, experts, config, only=["dispersion"], **options)["dispersion"]
+    return _alone("dispersion", base, experts, config, options)
 
 
 def threshold(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
     """kappa and lambda of the rule by the threshold D_0."""
-    return diagnose(base, experts, config, only=["threshold"], **options)["threshold"]
+    return _alone("threshold", base, experts, config, options)
 
 
 def contraction(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
-    """c_RMS beside sqrt(N), and other coefficients that need no data; see `scales.FORMULAS`."""
-    return diagnose(base, experts, config, only=["contraction"], **options)["contraction"]
+    """c_RMS beside sqrt(N), and other coefficients that need no data; see `sections.contraction.FORMULAS`."""
+    return _alone("contraction", base, experts, config, options)
 
 
 def branches(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
     """Size and direction of the update that every subset of the factors makes."""
-    return diagnose(base, experts, config, only=["branches"], **options)["branches"]
+    return _alone("branches", base, experts, config, options)
 
 
 def audit(base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any) -> Any:
     """Errors of the rotation logarithm, and condition numbers of the base's slices."""
-    return diagnose(base, experts, config, only=["audit"], **options)["audit"]
+    return _alone("audit", base, experts, config, options)
 
 
 def ownership(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
     """Shares of rows by expert, and pairwise cosine and sign agreement."""
-    return diagnose(base, experts, config, only=["ownership"], **options)["ownership"]
+    return _alone("ownership", base, experts, config, options)
 
 
 def conflict(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
     """Shares of columns on which experts work against the mean update."""
-    return diagnose(base, experts, config, only=["conflict"], **options)["conflict"]
+    return _alone("conflict", base, experts, config, options)
 
 
-def retention(base: ModelSource, experts: ModelSources, merged: ModelSources, **options: Any) -> Any:
+def retention(
+    base: ModelSource,
+    experts: ModelSources,
+    merged: ModelSources,
+    config: CoramConfig | None = None,
+    **options: Any,
+) -> Any:
     """How much of the experts' update merged models keep, by group of modules."""
-    return diagnose(base, experts, merged=merged, only=["retention"], **options)["retention"]
+    return _alone("retention", base, experts, config, {"merged": merged, **options})
+
+
+def _alone(
+    name: str,
+    base: ModelSource,
+    experts: ModelSources,
+    config: CoramConfig | None,
+    options: Mapping[str, Any],
+) -> Any:
+    """The numbers of one section."""
+    return diagnose(base, experts, config, only=[name], **options)[name]
 
 
 def write_json(numbers: Mapping[str, Any], path: str | Path) -> None:
     """Write the numbers of a report."""
+    from coram_hf.outputs.files import write_whole
+
     write_whole(Path(path), json.dumps(numbers, indent=2, allow_nan=False) + "\n")
 
 
-def _open_merged(base: ModelSource, merged: ModelSources, options: MergeOptions) -> Models:
+def _open_merged(base: ModelSource, merged: ModelSources, options: MergeOptions) -> Inputs:
     """Merged models beside the base, checked as experts are."""
+    from coram_hf.inputs.opening import open_inputs
+
     told: Any = {key: options[key] for key in ("trust_remote_code", "allow_pickle") if key in options}
     try:
-        return open_models(base, merged, **told)
+        return open_inputs(base, merged, told, need_targets=False)
     except CoramError as error:
         raise CoramError(f"among the merged models, {error}") from error
-
-
-def _models(findings: Findings) -> dict[str, Any]:
-    engine = findings.engine
-    return {
-        "line": engine.config.line,
-        "branch": engine.config.branch,
-        "class": type(engine.base).__name__,
-        "base": provenance(engine.models.base)["source"],
-        "experts": findings.experts,
-        "merged": list(findings.moved),
-        "targets": len(findings.targets),
-        "parameters": sum(engine.models.base.original(name).numel() for name in findings.targets),
-        "warnings": [*engine.models.warnings, *engine.amplitude.warnings],
-    }
 
 
 def _matrices(findings: Findings) -> dict[str, dict[str, Any]]:
@@ -160,8 +164,8 @@ def _matrices(findings: Findings) -> dict[str, dict[str, Any]]:
             **findings.places[name]._asdict(),
             "relative_updates": findings.relative(anatomy),
             "c_rms": findings.c_rms(anatomy),
-            "conflict": conflict_rate(anatomy),
-            "retention": retained(findings, name),
+            "conflict": rate(anatomy),
+            "retention": kept(findings, name),
         }
         for name, anatomy in findings.targets.items()
     }

@@ -6,16 +6,21 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from coram_hf.amplitude import contraction
-from coram_hf.engine import Engine
+from torch import Tensor
+
+from coram_hf.amplitude import Amplitude, Strength, choose, contraction
+from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
-from coram_hf.execution.survey import Survey, check_finite, measure
+from coram_hf.execution.runner import MemoryRunner
+from coram_hf.execution.survey import Survey
 from coram_hf.geometry import squared_norms
 from coram_hf.geometry.anatomy import Anatomy, dissect
 from coram_hf.geometry.branches import BRANCHES
-from coram_hf.inputs import Models
-from coram_hf.methods.record import Record
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.parent_card import provenance
+from coram_hf.methods.record import Record, check_finite, measure
 from coram_hf.report.places import Place, places
 
 
@@ -23,16 +28,40 @@ from coram_hf.report.places import Place, places
 class Findings:
     """What the walk has found: the anatomy of every target, and |W_merge - W_0|^2 of merged models.
 
-    The norms of the experts' updates are the engine's survey.
+    Sections read properties of the findings only; where these come from is known here.
     """
 
-    engine: Engine
+    inputs: Inputs
+    config: CoramConfig
+    survey: Survey
+    amplitude: Amplitude
     targets: Mapping[str, Anatomy]
     moved: Mapping[str, Mapping[str, float]]
 
     @property
     def experts(self) -> list[str]:
-        return list(self.engine.models.experts)
+        """The names of the experts."""
+        return list(self.inputs.experts)
+
+    @property
+    def strength(self) -> Strength:
+        """What the configuration says about lambda."""
+        return Strength.of(self.config, len(self.inputs.experts))
+
+    def models(self) -> dict[str, Any]:
+        """Which merge it is: its line, the models and their size, and what the user should know of them."""
+        inputs = self.inputs
+        return {
+            "line": self.config.line,
+            "branch": self.config.branch,
+            "class": type(inputs.model).__name__,
+            "base": provenance(inputs.base)["source"],
+            "experts": self.experts,
+            "merged": list(self.moved),
+            "targets": len(self.targets),
+            "parameters": sum(inputs.base.original(name).numel() for name in self.targets),
+            "warnings": [*inputs.warnings, *self.amplitude.warnings],
+        }
 
     @cached_property
     def whole(self) -> Anatomy:
@@ -56,12 +85,16 @@ class Findings:
         squares = anatomy.inner.diagonal().tolist()
         return {
             expert: math.sqrt(square / anatomy.base) / factor if anatomy.base else None
-            for expert, square, factor in zip(self.experts, squares, self.engine.factors, strict=True)
+            for expert, square, factor in zip(self.experts, squares, self.amplitude.factors, strict=True)
         }
+
+    def by_branch(self, values: Tensor) -> dict[str, float]:
+        """Values of an anatomy, such as its squares, by the name of their branch."""
+        return dict(zip(BRANCHES, values.tolist(), strict=True))
 
     def merged_square(self, anatomy: Anatomy) -> float:
         """|W_merge - W_0|^2 of the configured branch, before amplification."""
-        return max(0.0, float(anatomy.squares[BRANCHES.index(self.engine.config.branch)]))
+        return max(0.0, float(anatomy.squares[BRANCHES.index(self.config.branch)]))
 
     def c_rms(self, anatomy: Anatomy) -> float | None:
         """RMS_i |W_i - W_0| / |W_merge - W_0|; None where either vanishes."""
@@ -71,9 +104,8 @@ class Findings:
     @property
     def lam(self) -> float | None:
         """Lambda of the configured merge."""
-        config, amplitude = self.engine.config, self.engine.amplitude
-        measured = config.lam is None and config.scale == "c_rms"
-        return amplitude.coefficient(config, self.c_rms(self.whole) if measured else None)
+        c_rms = self.c_rms(self.whole) if self.strength.measures_contraction else None
+        return choose(self.survey.measured, self.strength, c_rms).lam
 
 
 def together(parts: Iterable[Anatomy]) -> Anatomy:
@@ -85,47 +117,54 @@ def together(parts: Iterable[Anatomy]) -> Anatomy:
 
 
 def walk(
-    engine: Engine, merged: Models | None = None, *, geometry: bool = True, entries: bool = True
+    inputs: Inputs,
+    config: CoramConfig,
+    merged: Inputs | None = None,
+    *,
+    geometry: bool = True,
+    entries: bool = True,
+    progress: bool = True,
 ) -> Findings:
     """Read every target once, and with merged models all other floating tensors, too.
 
     A NaN or infinity is an error that names the model and the tensor.
     """
-    names = [*engine.targets, *(engine.outside if merged is not None else ())]
-    sources = [*engine.models.named(), *(merged.experts.items() if merged else ())]
-    factors = engine.factors
+    names = inputs.floating if merged is not None else tuple(inputs.targets)
+    run, strength = MemoryRunner(inputs, config.line, progress), Strength.of(config, len(inputs.experts))
+    known = None if config.balance is None else run.norms().measured
+    factors, experts = choose(known, strength).factors, list(inputs.experts)
 
     def look(name: str) -> tuple[Anatomy | None, Record, dict[str, float]]:
-        for _, weights in sources:
-            weights.prefetch(name)
+        for opened in filter(None, (inputs, merged)):
+            opened.prefetch(name)
         moved = {} if merged is None else _moved(merged, name)
-        if name not in engine.targets:
-            return None, measure(engine.models, name), moved
+        parameter = inputs.parameter(name)
+        if parameter.target is None:
+            return None, measure(parameter, Record(), experts), moved
         anatomy = together(
             dissect(
-                base,
-                experts,
-                engine.config,
+                matrix.base,
+                matrix.experts,
+                config,
                 factors=factors,
-                device=engine.device,
+                device=inputs.device,
                 geometry=geometry,
                 entries=entries,
             )
-            for _, _, base, experts in engine.matrices(name, None)
+            for matrix in parameter.matrices()
         )
         record = _record(anatomy, factors)
-        check_finite(name, record, list(engine.models.experts))
+        check_finite(name, record, experts)
         return anatomy, record, moved
 
-    found = engine.each(names, look, "diagnostics")
+    found = run.map("diagnostics", names, look)
     targets = {name: anatomy for name, (anatomy, _, _) in found.items() if anatomy is not None}
-    records = {name: record for name, (_, record, _) in found.items()}
+    survey = Survey.of({name: record for name, (_, record, _) in found.items()}, inputs)
     moved = {
         model: {name: of_models[model] for name, (_, _, of_models) in found.items()}
         for model in (merged.experts if merged else ())
     }
-    engine.conclude(Survey.of(records, engine.targets, engine.outside, list(engine.models.experts)))
-    return Findings(engine, targets, moved)
+    return Findings(inputs, config, survey, choose(survey.measured, strength), targets, moved)
 
 
 def _record(anatomy: Anatomy, factors: Iterable[float]) -> Record:
@@ -135,9 +174,10 @@ def _record(anatomy: Anatomy, factors: Iterable[float]) -> Record:
     return record
 
 
-def _moved(merged: Models, name: str) -> dict[str, float]:
+def _moved(merged: Inputs, name: str) -> dict[str, float]:
     """|W_merge - W_0|^2 of one tensor, by merged model."""
-    _, squares = squared_norms(*merged.tensors(name))
+    parameter = merged.parameter(name)
+    _, squares = squared_norms(parameter.base, parameter.experts)
     for model, square in zip(merged.experts, squares, strict=True):
         if not math.isfinite(square):
             raise CoramError(f"merged model {model!r}, tensor {name!r}: holds NaN or infinite values")

@@ -12,8 +12,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from coram_hf import __version__
-from coram_hf.report.page import charts
-from coram_hf.report.sheets import SHEETS, SUBSETS, Sheet, sheets
+from coram_hf.report import charts
+from coram_hf.report.diagnostics.sections import SECTIONS as DIAGNOSTICS
+from coram_hf.report.diagnostics.sections.branches import SUBSETS
+from coram_hf.report.page import shapes
+from coram_hf.report.tables import Table
 from coram_hf.report.text import readable, show
 
 FOLDER = Path(__file__).parent
@@ -29,6 +32,9 @@ SECTIONS = {
     "conflict": "Conflict",
     "matrices": "Matrices",
 }
+"""The parts of the page by their ids, as the template has them."""
+INSIDE = {"threshold": "dispersion"}
+"""Diagnostics that are shown in the part of another one."""
 
 
 def render_page(numbers: Mapping[str, Any]) -> str:
@@ -41,14 +47,16 @@ def render_page(numbers: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"readable": readable, "show": show}
+    others = [section for name, section in DIAGNOSTICS.items() if name not in SECTIONS | INSIDE]
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         environment.get_template("page.html")
         .render(
             numbers=numbers,
-            sections=SECTIONS.items(),
-            sheets={section: sheets(numbers, section) for section in SHEETS},
+            sections=[*SECTIONS.items(), *((section.name, section.name.capitalize()) for section in others)],
+            sheets={name: section.tables(numbers) for name, section in DIAGNOSTICS.items()},
+            others=others,
             tiles=_tiles(numbers),
             style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
             script=Markup(script),
@@ -79,63 +87,37 @@ def _tiles(numbers: Mapping[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _figures(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    matrices, experts = numbers["matrices"], numbers["models"]["experts"]
-    size, size_legend = charts.log_shade(
-        r for at in matrices.values() for r in at["relative_updates"].values()
-    )
-    share, share_legend = charts.share_shade(at["conflict"] for at in matrices.values())
+    updates, conflict = charts.update_maps(numbers), charts.conflict_map(numbers, "Conflict map")
+    size, size_legend = shapes.log_shade(updates)
+    share, share_legend = shapes.share_shade(conflict)
     audit, branches = numbers["audit"], numbers["branches"]
     return {
-        "updates": {
-            "maps": [
-                charts.heat_map(name, matrices, lambda at, name=name: at["relative_updates"][name], size)  # type: ignore[misc]
-                for name in experts
-            ],
-            "legend": size_legend,
-        },
-        "sizes": charts.bars(numbers["dispersion"]["relative_updates"]),
-        "kappa": charts.kappa_figure(numbers["dispersion"]),
-        "coefficients": charts.bars(numbers["contraction"]["coefficients"]),
-        "branch_sizes": charts.bars({name: branches[name]["norm_ratio"] for name in SUBSETS}),
-        "branch_cosines": charts.bars({name: branches[name]["cosine"] for name in SUBSETS}, 1.0),
-        "retention": _retention_maps(numbers),
-        "retention_legend": charts.Legend("0", "2 and more"),
-        "angles": charts.histogram(audit["rotation_log"]["angles"], lambda angle: f"{angle:.2g}"),
+        "updates": {"maps": [shapes.shaded(found, size) for found in updates], "legend": size_legend},
+        "sizes": shapes.bars(numbers["dispersion"]["relative_updates"]),
+        "kappa": shapes.kappa_figure(charts.kappa_chart(numbers["dispersion"])),
+        "coefficients": shapes.bars(numbers["contraction"]["coefficients"]),
+        "branch_sizes": shapes.bars({name: branches[name]["norm_ratio"] for name in SUBSETS}),
+        "branch_cosines": shapes.bars({name: branches[name]["cosine"] for name in SUBSETS}, 1.0),
+        "retention": [
+            shapes.shaded(found, shapes.retention_shade) for found in charts.retention_maps(numbers)
+        ],
+        "retention_legend": shapes.RETENTION_LEGEND,
+        "angles": shapes.histogram(audit["rotation_log"]["angles"], lambda angle: f"{angle:.2g}"),
         "conditions": [
-            (way, charts.histogram(at["histogram"], lambda power: f"{10**power:.3g}", log=True))
+            (way, shapes.histogram(at["histogram"], _condition, log=True))
             for way, at in audit["condition"].items()
         ],
-        "owners": charts.bars(numbers["ownership"]["rows"], 1.0),
-        "conflict": {
-            "map": charts.heat_map("Conflict map", matrices, lambda at: at["conflict"], share),
-            "legend": share_legend,
-        },
-        "matrices": _matrix_sheet(numbers),
+        "owners": shapes.bars(numbers["ownership"]["rows"], 1.0),
+        "conflict": {"map": shapes.shaded(conflict, share), "legend": share_legend},
+        "matrices": _matrix_table(numbers),
     }
 
 
-def _retention_maps(numbers: Mapping[str, Any]) -> list[charts.HeatMap]:
-    """Of every merged model, or of the configured merge where there is none."""
-    matrices, lam = numbers["matrices"], numbers["contraction"]["lam"]
-    if numbers["models"]["merged"]:
-        return [
-            charts.heat_map(
-                name,
-                matrices,
-                lambda at, name=name: at["retention"][name],  # type: ignore[misc]
-                charts.retention_shade,
-            )
-            for name in numbers["models"]["merged"]
-        ]
-
-    def expected(at: Mapping[str, Any]) -> float | None:
-        return lam / at["c_rms"] if lam is not None and at["c_rms"] else None
-
-    title = f"{numbers['models']['line']}, as configured"
-    return [charts.heat_map(title, matrices, expected, charts.retention_shade)]
+def _condition(power: float) -> str:
+    return f"{charts.power_of_ten(power):.3g}"
 
 
-def _matrix_sheet(numbers: Mapping[str, Any]) -> Sheet:
+def _matrix_table(numbers: Mapping[str, Any]) -> Table:
     experts, merged = numbers["models"]["experts"], numbers["models"]["merged"]
     header = ["matrix", *(f"r {name}" for name in experts), "c_RMS", "conflict"]
     rows = [
@@ -148,4 +130,4 @@ def _matrix_sheet(numbers: Mapping[str, Any]) -> Sheet:
         ]
         for name, at in numbers["matrices"].items()
     ]
-    return Sheet("Targets", [*header, *(f"kept by {name}" for name in merged)], rows)
+    return Table("Targets", [*header, *(f"kept by {name}" for name in merged)], rows)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coram_hf.report.diagnostics.findings import Findings
+from coram_hf.report.diagnostics.section import Numbers, Section
+from coram_hf.report.tables import Table
+
+if TYPE_CHECKING:
+    from coram_hf.report.diagnostics.findings import Findings
 
 FORMULAS = {
     "norm_matching": "|sum_i tau_i / N| / |delta|",
@@ -18,10 +22,10 @@ FORMULAS = {
 """With tau_i = W_i - W_0 over all targets, and delta = W_merge - W_0 before amplification."""
 
 
-def contraction_numbers(findings: Findings) -> dict[str, Any]:
+def numbers(findings: Findings) -> dict[str, Any]:
     """c_RMS beside sqrt(N), over all targets and by matrix, and the other coefficients that need no data."""
     whole, n = findings.whole, len(findings.experts)
-    c_rms, ideal = findings.c_rms(whole), findings.engine.amplitude.sqrt_n
+    c_rms, ideal = findings.c_rms(whole), findings.amplitude.sqrt_n
     by_matrix = {name: findings.c_rms(anatomy) for name, anatomy in findings.targets.items()}
     known = [c for c in by_matrix.values() if c is not None]
     merged = math.sqrt(findings.merged_square(whole))
@@ -42,3 +46,22 @@ def contraction_numbers(findings: Findings) -> dict[str, Any]:
         "by_matrix": by_matrix,
         "coefficients": coefficients,
     }
+
+
+def tables(numbers: Numbers) -> list[Table]:
+    """The coefficients with their formulas, and c_RMS by matrix."""
+    found = numbers["contraction"]
+    coefficients = [[name, value, FORMULAS[name]] for name, value in found["coefficients"].items()]
+    return [
+        Table("Coefficients that need no data", ["coefficient", "value", "formula"], coefficients),
+        Table("c_RMS by matrix", ["matrix", "c_RMS"], list(found["by_matrix"].items())),
+    ]
+
+
+SECTION = Section(
+    "contraction",
+    "c_RMS beside sqrt(N), by matrix, and the other coefficients that need no data.",
+    numbers,
+    tables,
+    geometry=True,
+)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from coram_hf.report.diagnostics.section import Numbers, Section
+from coram_hf.report.tables import Table
 
-from coram_hf.report.diagnostics.findings import Findings
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coram_hf.report.diagnostics.findings import Findings
 
 
-def ownership_numbers(findings: Findings) -> dict[str, Any]:
+def numbers(findings: Findings) -> dict[str, Any]:
     """Shares of target rows by owner, and pairwise cosine and sign agreement of the updates.
 
     Two experts agree in sign on the share of the entries moved by both that they move in one direction.
@@ -34,3 +38,24 @@ def _pairs(experts: list[str], values: Tensor) -> dict[str, dict[str, float | No
         }
         for one, row in zip(experts, values.tolist(), strict=True)
     }
+
+
+def tables(numbers: Numbers) -> list[Table]:
+    """Shares of rows, and the two numbers for every pair of experts."""
+    found = numbers["ownership"]
+    experts = list(found["rows"])
+    pairs = [
+        Table(title, ["expert", *experts], [[one, *found[key][one].values()] for one in experts])
+        for key, title in (("cosine", "Cosine of the updates"), ("sign_agreement", "Sign agreement"))
+    ]
+    shares = [*found["rows"].items(), ("nobody", found["unowned"])]
+    return [Table("Rows by owner", ["expert", "share of rows"], shares), *pairs]
+
+
+SECTION = Section(
+    "ownership",
+    "Shares of rows by expert, and pairwise cosine and sign agreement.",
+    numbers,
+    tables,
+    entries=True,
+)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from coram_hf.amplitude import KAPPA_HIGH_DISPERSION, KAPPA_LOW_DISPERSION, UNEXPLORED_DISPERSION
-from coram_hf.report.figures import PAPER_BASES, PAPER_KAPPA
+from coram_hf.amplitude import UNEXPLORED_DISPERSION
+from coram_hf.report.charts import RETENTION_RANGE, HeatMap, KappaChart, drawable, size_range
 from coram_hf.report.text import show
-
-Matrices = Mapping[str, Mapping[str, Any]]
 
 
 class Cell(NamedTuple):
@@ -23,8 +21,8 @@ class Cell(NamedTuple):
     text: str
 
 
-class HeatMap(NamedTuple):
-    """Layers from left to right, modules from top to bottom."""
+class Shaded(NamedTuple):
+    """A map whose cells have shades."""
 
     title: str
     layers: list[str]
@@ -47,31 +45,22 @@ class Legend(NamedTuple):
     high: str
 
 
-def heat_map(
-    title: str, matrices: Matrices, value: Callable[[Mapping[str, Any]], float | None], shade: Shade
-) -> HeatMap:
-    """One value a matrix, where it stands in the model; a matrix without a value has no cell."""
-    layers = list(dict.fromkeys(at["layer"] for at in matrices.values()))
-    modules = list(dict.fromkeys(at["module"] for at in matrices.values()))
-    cells = []
-    for name, at in matrices.items():
-        found = value(at)
-        if found is not None:
-            tone, percent = shade(found)
-            place = layers.index(at["layer"]), modules.index(at["module"])
-            cells.append(Cell(*place, percent, tone, f"{name}: {show(found)}"))
-    return HeatMap(title, layers, modules, cells)
-
-
 Shade = Callable[[float], tuple[str, int]]
 """The tone of a value, and how much of it, in percent."""
 
 
-def log_shade(values: Iterable[float | None]) -> tuple[Shade, Legend]:
-    """From the smallest to the largest value by their logarithm, at least a factor of two apart."""
-    positive = [value for value in values if value]
-    low = min(positive, default=1.0)
-    high = max(*positive, 2 * low) if positive else 2.0
+def shaded(found: HeatMap, shade: Shade) -> Shaded:
+    """A map with the tone and shade of every value."""
+    cells = []
+    for spot in found.spots:
+        tone, percent = shade(spot.value)
+        cells.append(Cell(spot.x, spot.y, percent, tone, spot.text))
+    return Shaded(found.title, found.layers, found.modules, cells)
+
+
+def log_shade(maps: Sequence[HeatMap]) -> tuple[Shade, Legend]:
+    """From the smallest to the largest value of some maps by their logarithm."""
+    low, high = size_range(maps)
 
     def shade(value: float) -> tuple[str, int]:
         return "heat", round(100 * math.log(value / low) / math.log(high / low)) if value > 0 else 0
@@ -79,10 +68,13 @@ def log_shade(values: Iterable[float | None]) -> tuple[Shade, Legend]:
     return shade, Legend(show(low), show(high))
 
 
-def share_shade(values: Iterable[float | None]) -> tuple[Shade, Legend]:
+def share_shade(found: HeatMap) -> tuple[Shade, Legend]:
     """From none to the largest share."""
-    high = max((value for value in values if value), default=1.0)
+    high = max((spot.value for spot in found.spots if spot.value), default=1.0)
     return (lambda value: ("heat", round(100 * value / high))), Legend("0", show(high))
+
+
+RETENTION_LEGEND = Legend(f"{RETENTION_RANGE[0]:g}", f"{RETENTION_RANGE[1]:g} and more")
 
 
 def retention_shade(value: float) -> tuple[str, int]:
@@ -92,10 +84,9 @@ def retention_shade(value: float) -> tuple[str, int]:
 
 def bars(values: Mapping[str, float | None], longest: float | None = None) -> list[Bar]:
     """Bars to the largest value, or to a given one."""
-    end = longest or max((abs(value) for value in values.values() if value), default=1.0)
-    return [
-        Bar(name, value, round(100 * min(1.0, abs(value or 0.0) / end), 2)) for name, value in values.items()
-    ]
+    sizes = {name: abs(drawable(value) or 0.0) for name, value in values.items()}
+    end = longest or max((size for size in sizes.values() if size), default=1.0)
+    return [Bar(name, value, round(100 * min(1.0, sizes[name] / end), 2)) for name, value in values.items()]
 
 
 class Plot:
@@ -116,33 +107,32 @@ class Plot:
         return round(self.bottom - (value - low) / (high - low) * (self.bottom - self.top), 2)
 
 
-def kappa_figure(dispersion: Mapping[str, Any]) -> dict[str, Any]:
-    """kappa against D on a log scale: the paper's swept ranges, the rule, and this merge."""
-    D = dispersion["D"] if isinstance(dispersion["D"], float) else None
-    kappa = dispersion["kappa"]
-    plot = Plot((0.0, math.log(max(24.0, 1.3 * (D or 1.0)))), (0.0, max(1.4, 1.1 * (kappa or 0.0))))
-    here = None
-    if D is not None and kappa is not None:
-        here = {"x": plot.x(math.log(D)), "y": plot.y(kappa), "text": f"D {show(D)}, kappa {show(kappa)}"}
-    bases = []
-    for level, (name, value) in enumerate(PAPER_BASES.items()):
-        low, high = PAPER_KAPPA[name]
-        bases.append(
-            {
-                "name": name,
-                "x": plot.x(math.log(value)),
-                "low": plot.y(low),
-                "high": plot.y(high),
-                "middle": plot.y((low + high) / 2),
-                "label": plot.y(0.36 if value > 10 else 0.6 + 0.1 * level),
-                "anchor": "middle" if value > 10 else "start",
-                "text": f"{name}: D {value:g}, kappa {low:g} to {high:g}",
-            }
-        )
-    cut = min(math.log(dispersion["threshold"]), plot._xs[1])
-    rule = [(0.0, KAPPA_LOW_DISPERSION), (cut, KAPPA_LOW_DISPERSION)]
-    rule += [(cut, KAPPA_HIGH_DISPERSION), (plot._xs[1], KAPPA_HIGH_DISPERSION)]
+def kappa_figure(chart: KappaChart) -> dict[str, Any]:
+    """kappa against D on a log scale."""
+    end = math.log(chart.end)
+    plot = Plot((0.0, end), (0.0, chart.top))
+    here = chart.here and {
+        "x": plot.x(math.log(chart.here.D)),
+        "y": plot.y(chart.here.kappa),
+        "text": chart.here.text,
+    }
+    bases = [
+        {
+            "name": base.name,
+            "x": plot.x(math.log(base.D)),
+            "low": plot.y(base.low),
+            "high": plot.y(base.high),
+            "middle": plot.y(base.middle),
+            "label": plot.y(0.36 if base.D > 10 else 0.6 + 0.1 * level),
+            "anchor": "middle" if base.D > 10 else "start",
+            "text": f"{base.name}: D {base.D:g}, kappa {base.low:g} to {base.high:g}",
+        }
+        for level, base in enumerate(chart.bases)
+    ]
+    (_, before), (threshold, after), _ = chart.rule
+    cut = min(math.log(threshold), end)
     low, high = UNEXPLORED_DISPERSION
+    rule = [(0.0, before), (cut, before), (cut, after), (end, after)]
     return {
         "plot": plot,
         "here": here,

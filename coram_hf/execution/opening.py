@@ -1,0 +1,25 @@
+"""Opening inputs on the device that this process computes on."""
+
+from __future__ import annotations
+
+from coram_hf.execution.device import compute_device
+from coram_hf.execution.processes import Processes
+from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
+from coram_hf.inputs.options import MergeOptions, check_options
+
+
+def open_here(
+    base: ModelSource,
+    experts: ModelSources,
+    options: MergeOptions,
+    target_modules: str | tuple[str, ...] | None = None,
+    *,
+    need_targets: bool = True,
+) -> Inputs:
+    """Open base and experts; the option `device` is read for this process."""
+    check_options(options)
+    device = compute_device(options.get("device"), Processes.find().local_rank)
+    return open_inputs(
+        base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
+    )
