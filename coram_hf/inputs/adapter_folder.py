@@ -43,7 +43,7 @@ def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = 
 def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of an adapter folder."""
     if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
-        raise CoramError(f"{who}: {folder} has {CONFIG_NAME}, but not {SAFETENSORS_WEIGHTS_NAME}")
+        raise CoramError(f"{who}: {folder} has {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
         raise pickle_refused(f"{who}: {folder}", WEIGHTS_NAME)
     try:

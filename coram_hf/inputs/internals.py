@@ -1,7 +1,8 @@
 """All uses of transformers, peft and accelerate beyond their documented interfaces.
 
-Tried with transformers 5.22.2, peft 0.21.2, accelerate 1.15.0 and torch 2.13.0; pyproject.toml bounds the
-versions. Each function names what it relies on, so that an upgrade means reading this file only.
+Tried with transformers 5.22.2, peft 0.21.2, accelerate 1.15.0 and torch 2.13.0, and with the lower bounds of
+pyproject.toml: transformers 5.6.0, peft 0.21.0, accelerate 1.1.0. Each function names what it relies on, so
+that an upgrade means reading this file only.
 """
 
 from __future__ import annotations

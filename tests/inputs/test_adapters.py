@@ -471,9 +471,9 @@ def prefixed(state):
         (lambda s: {k: t for k, t in s.items() if "layers.0." in k}, r"lack 'model\.layers\.1\."),
         (
             lambda s: {**s, "base_model.model.other.lora_A.weight": torch.ones(4, 8)},
-            "no place in the base for",
+            "do not fit the base",
         ),
-        (prefixed, "lack|no place"),
+        (prefixed, "lack"),
         (lambda s: {}, "are empty"),
         (lambda s: {k: t.long() for k, t in s.items()}, "must be floating"),
     ],
