@@ -40,7 +40,8 @@ SPELLED = {"lam": "--lambda"}
 def _typer_option(option: Declared) -> tuple[Any, Any]:
     """The type and the help of an option on the command line."""
     names = [SPELLED[option.name]] if option.name in SPELLED else []
-    info = typer.Option(*names, help=option.summary)
+    commas = " Separated by commas." if TEXT_KINDS.get(option.name) is str else ""
+    info = typer.Option(*names, help=option.summary + commas)
     if option.kind is bool:
         return bool, info
     return (TEXT_KINDS.get(option.name) or option.kind) | None, info

@@ -14,6 +14,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.inputs.internals import hub_commit
 from coram_hf.inputs.offloaded import is_offloaded, materialized, offloaded_tensors
 
 Make = Callable[[], Tensor]
@@ -53,7 +54,7 @@ class Weights(Mapping[str, Tensor]):
         self.adapter = adapter
         self.orthogonality_error = orthogonality_error
         self.location: str | None = model.name_or_path or None
-        self.commit: str | None = getattr(model.config, "_commit_hash", None)
+        self.commit: str | None = hub_commit(model)
         self.folder: Path | None = None
         first = {id(parameter): name for name, parameter in model.named_parameters()}
         every = dict(model.named_parameters(remove_duplicate=False))

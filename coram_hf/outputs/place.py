@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -99,8 +100,14 @@ def write_rows(out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, 
     """
     total = scratch("total", update.numel(), torch.float64).view(update.shape)
     kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
-    moved = lam**2 * float(torch.linalg.vector_norm(kept)) ** 2
+    moved = lam**2 * _square(kept)
     total.copy_(base[rows]).add_(kept, alpha=lam)
     rounded = out.put(rows, total)
     exact = rounded.dtype == torch.float64
-    return Written(moved, 0.0 if exact else float(torch.linalg.vector_norm(total.sub_(rounded))) ** 2)
+    return Written(moved, 0.0 if exact else _square(total.sub_(rounded)))
+
+
+def _square(rows: Tensor) -> float:
+    """|rows|^2; in float64 where float32 has no room for it."""
+    norm = float(torch.linalg.vector_norm(rows))
+    return (norm if math.isfinite(norm) else float(torch.linalg.vector_norm(rows.double()))) ** 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 from coram_hf.errors import CoramError
+from coram_hf.outputs.files import write_whole
 from coram_hf.report.tables import Facts, Shown, Table
+from coram_hf.report.text import json_values, numbers_again
 
 NOTABLE_ROUNDING = 0.25
 """Share of the update's norm above which a loss by rounding is worth a warning."""
@@ -25,6 +26,16 @@ NOTABLE_ROUNDING = 0.25
 logger = logging.getLogger("coram_hf")
 
 REPORT_NAME = "coram_report.json"
+MEASURED = (
+    "relative_updates",
+    "balance_factors",
+    "outside_share",
+    "retention",
+    "orthogonality_errors",
+    "adapter_errors",
+)
+"""Fields that hold numbers by name."""
+
 LIBRARIES = (
     "coram-hf",
     "torch",
@@ -108,7 +119,8 @@ class MergeReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
-        return {k: _plain(v) for k, v in asdict(self).items()}
+        plain: dict[str, Any] = json_values(asdict(self))
+        return plain
 
     @classmethod
     def load(cls, folder: str | Path) -> MergeReport:
@@ -117,7 +129,11 @@ class MergeReport(Shown):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             known = {f.name for f in fields(cls)}
-            read: dict[str, Any] = {k: math.inf if v == "inf" else v for k, v in values.items() if k in known}
+            read: dict[str, Any] = {
+                k: numbers_again(v) if k in MEASURED or not isinstance(v, dict) else v
+                for k, v in values.items()
+                if k in known
+            }
             read["warnings"] = tuple(read["warnings"])
             return cls(**read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -126,7 +142,7 @@ class MergeReport(Shown):
     def save(self, folder: str | Path) -> Path:
         """Write coram_report.json into a folder."""
         path = Path(folder) / REPORT_NAME
-        path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
         return path
 
     def _facts(self) -> Facts:
@@ -191,9 +207,3 @@ def library_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 VISIBLE = 80
 """Characters of a name that a report shows."""
 
@@ -19,3 +23,19 @@ def show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else readable(value)
+
+
+def json_values(value: Any) -> Any:
+    """JSON values; infinite and undefined numbers become the strings "inf", "-inf" and "nan"."""
+    if isinstance(value, Mapping):
+        return {key: json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def numbers_again(value: Any) -> Any:
+    """Numbers that `json_values` has made strings, alone or in a mapping."""
+    if isinstance(value, Mapping):
+        return {key: numbers_again(item) for key, item in value.items()}
+    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -6,7 +6,6 @@ The command line reads the sections' help from here, so torch is imported when s
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from coram_hf.errors import CoramError
 from coram_hf.report.diagnostics.sections import SECTIONS
 from coram_hf.report.diagnostics.sections.conflict import rate
 from coram_hf.report.diagnostics.sections.retention import kept
+from coram_hf.report.text import json_values
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,7 +66,7 @@ def diagnose(
     numbers |= {name: extra(findings) for section in asked for name, extra in section.extras.items()}
     if only is None:
         numbers["matrices"] = _matrices(findings)
-    plain: dict[str, Any] = _plain(numbers)
+    plain: dict[str, Any] = json_values(numbers)
     return plain
 
 
@@ -169,12 +169,3 @@ def _matrices(findings: Findings) -> dict[str, dict[str, Any]]:
         }
         for name, anatomy in findings.targets.items()
     }
-
-
-def _plain(value: Any) -> Any:
-    """JSON values; an infinite number becomes the string "inf", as in a merge report."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
