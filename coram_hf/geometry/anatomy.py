@@ -11,11 +11,11 @@ from torch import Tensor
 
 from coram_hf.config import CoramConfig, Spread
 from coram_hf.geometry.branches import Dissected, Layout, condition_numbers, dissect_slices
-from coram_hf.geometry.conflict import combination
+from coram_hf.geometry.conflict import agreements, combination, kept
 from coram_hf.geometry.products import gram_of
-from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import chunks, largest, load
-from coram_hf.geometry.spread import deal_rows, relative_scores, spread_order
+from coram_hf.geometry.rows import UpdateRows
+from coram_hf.geometry.slices import buffer_for, chunks, load
+from coram_hf.geometry.spread import deal_rows, relative_scores
 
 CONTRAST: Spread = "variance"
 """The spread mode whose slices a contiguous merge is compared with, as in the paper's audit."""
@@ -71,39 +71,27 @@ def dissect(
     `geometry` asks for branches, rotations and conditions, `entries` for signs and conflicts. Where a weight
     is not finite the norms say so, and nothing more is measured.
     """
-    (d_out, d_in), height, compute = base.shape, config.slice_height, config.torch_compute_dtype
     device = base.device if device is None else device
-    weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=device)
-    scale = torch.tensor(factors, dtype=compute, device=device)
-    layout = Layout.of(len(experts), config.conflict is not None, weights)
-    order = None
-    if config.spread is not None:
-        order = spread_order(base, experts, config.spread, height, factors, compute)
-    blocks = [base, *experts] + [base] * (len(layout.task) - layout.n_models)
-    row_numel = len(blocks) * d_in
-    work = list(chunks(d_out, height, height * row_numel * compute.itemsize))
-    buffer = scratch("slices", largest(work) * row_numel, compute, device)
+    like = torch.empty(0, dtype=config.torch_compute_dtype, device=device)
+    layout = Layout.of(len(experts), config.conflict is not None, like)
+    source = UpdateRows(base, experts, config, factors, device, spare=len(layout.task) - layout.n_models)
     row_squares = []
     found = Anatomy()
-    for chunk in work:
-        stack = load(blocks, chunk, order, buffer)
-        updates = stack[:, 1 : layout.n_models]
-        updates -= stack[:, :1]
-        if any(factor != 1 for factor in factors):
-            updates *= scale[:, None, None]
+    for chunk in source.chunks:
+        stack = source.load(chunk)
         gram = gram_of(stack[:, : layout.n_models].flatten(1, 2))
-        part, squares = _sizes(gram, layout.n_models, scale)
+        part, squares = _sizes(gram, layout.n_models, source.scale)
         found += part
         if not math.isfinite(part.base + part.task):
             return found
         row_squares.append(squares)
         if entries or config.conflict is not None:
-            found += _entries(stack, weights, config, layout.n_models)
+            found += _entries(stack, source.weights, config, layout.n_models)
         if geometry:
             gram = gram if config.conflict is None else gram_of(stack.flatten(1, 2))
-            found += _geometry(dissect_slices(stack, gram, weights, layout))
+            found += _geometry(dissect_slices(stack, gram, source.weights, layout))
     if geometry:
-        found.contrast = list(_contrast(base, torch.cat(row_squares, 1), config, buffer))
+        found.contrast = list(_contrast(base, torch.cat(row_squares, 1), config, like))
     return found
 
 
@@ -131,20 +119,20 @@ def _entries(stack: Tensor, weights: Tensor, config: CoramConfig, n_models: int)
     same = (signs @ signs.T).to("cpu", torch.float64)
     moved = (signs.abs_() @ signs.T).to("cpu", torch.float64)
     mean = combination(updates, weights.tolist())
-    scratch = torch.empty_like(mean)
-    flags = [torch.mul(tau, mean, out=scratch).sum(-2) < 0 for tau in updates.unbind(1)]
     if config.conflict is not None:
-        torch.sum(updates, 1, out=scratch)
-        stack[:, -1] = scratch
-        for tau, flag in zip(updates.unbind(1), flags, strict=True):
-            tau *= (flag if config.conflict.startswith("ca") else ~flag).unsqueeze(-2)
-        stack[:, -2] = mean - combination(updates, weights.tolist())
-        if not config.conflict.endswith("+ave"):
-            stack[:, -2] = 0
+        stack[:, -1] = updates.sum(1)
+    flagged = []
+    for tau, agreement in agreements(updates, mean):
+        flagged.append((agreement < 0).sum())
+        if config.conflict is not None:
+            tau *= kept(agreement, config.conflict)
+    if config.conflict is not None:
+        with_eta = config.conflict.endswith("+ave")
+        stack[:, -2] = mean - combination(updates, weights.tolist()) if with_eta else 0
     return Anatomy(
         agreeing=(same + moved) / 2,
         moved=moved,
-        flagged=torch.stack([flag.sum() for flag in flags]).to("cpu"),
+        flagged=torch.stack(flagged).to("cpu"),
         columns=mean.shape[0] * mean.shape[2],
     )
 
@@ -169,6 +157,6 @@ def _contrast(base: Tensor, row_squares: Tensor, config: CoramConfig, like: Tens
     if config.spread is None:
         order = deal_rows(relative_scores(row_squares.sqrt()), CONTRAST, height)
     work = list(chunks(d_out, height, 4 * height * d_in * like.element_size()))
-    buffer = scratch("contrast", largest(work) * d_in, like.dtype, like.device)
+    buffer = buffer_for(work, d_in, like.dtype, like.device)
     for chunk in work:
         yield condition_numbers(load([base], chunk, order, buffer)[:, 0]).to("cpu", torch.float64)

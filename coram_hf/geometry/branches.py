@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coram_hf.config import Branch
 from coram_hf.geometry import rotations
-from coram_hf.geometry.kernel import FACTORS, GRAM_CONDITION, RANK_TOLERANCE, SPECTRUM_FLOOR, pair_signs
+from coram_hf.geometry.frame import FACTORS, GramFrame, SvdFrame, Turns, has_digits, has_full_rank
 
 BRANCHES = tuple(FACTORS)
 
@@ -77,109 +76,62 @@ def condition_numbers(slices: Tensor) -> Tensor:
     if d_in < height:
         return infinite
     squares = torch.linalg.eigvalsh(slices @ slices.mT)
-    good = squares[:, 0] * GRAM_CONDITION[slices.dtype] ** 2 > squares[:, -1]
+    good = has_digits(squares[:, 0], squares[:, -1])
     conditions = torch.where(good, (squares[:, -1] / squares[:, 0].clamp_min(0)).sqrt(), infinite)
     if not good.all():
         S = torch.linalg.svdvals(slices[~good])
-        framed = S[:, -1] > RANK_TOLERANCE[slices.dtype] * S[:, 0]
-        conditions[~good] = torch.where(framed, S[:, 0] / S[:, -1], infinite[~good])
+        conditions[~good] = torch.where(has_full_rank(S), S[:, 0] / S[:, -1], infinite[~good])
     return conditions
 
 
 def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, Tensor]:
     """The slices whose Gram matrix (slices, rows, blocks, height) has digits enough, and which they are."""
     n_models, height = layout.n_models, gram.shape[3]
-    blocks = gram.unflatten(1, (gram.shape[2], height))
-    models = blocks[:, :n_models, :, :n_models].clone()
+    models = gram.unflatten(1, (gram.shape[2], height))[:, :n_models, :, :n_models].clone()
     models[:, 1:] += models[:, :1]
     models[:, :, :, 1:] += models[:, :, :, :1]
+    models = models.flatten(3).flatten(1, 2)
+    frame = GramFrame(models, n_models, weights)
+    trusted = frame.polar.trusted
+    if not trusted.all():
+        frame = GramFrame(models[trusted], n_models, weights)
 
-    limit = GRAM_CONDITION[gram.dtype] ** 2
-    squares, U = (t.flip(-1) for t in torch.linalg.eigh(models.diagonal(0, 1, 3).movedim(-1, 1)))
-    trusted = (squares[..., -1] * limit > squares[..., 0]).all(-1)
-    models, U, S = models[trusted], U[trusted], squares[trusted].sqrt()
-    overlap = ((U[:, 1:].mT @ models[:, 1:, :, 0]) * U[:, :1].mT).sum(-1) / (S[:, 1:] * S[:, :1])
-    U[:, 1:] *= pair_signs(U[:, :1], U[:, 1:], overlap).unsqueeze(-2)
-    to_right = U.mT / S.unsqueeze(-1)
-    P = (weights[:, None, None] * to_right[:, 1:]).transpose(1, 2).flatten(2)
-    c, E = torch.linalg.eigh(P @ models[:, 1:, :, 1:].flatten(3).flatten(1, 2) @ P.mT)
-    good = c[:, 0] * limit > c[:, -1]
-    trusted[trusted.clone()] = good
-    U, S, to_right, P, c, E = (t[good] for t in (U, S, to_right, P, c, E))
-
-    merged = _merge_left(U, S, weights)
-    right = ((E / c.sqrt().unsqueeze(-2)) @ E.mT @ P).unflatten(-1, (n_models - 1, height))
     eye = torch.eye(height, dtype=gram.dtype, device=gram.device)
-    L = (layout.eta[:, None] * eye[:, None]).expand(len(U), len(BRANCHES), *(-1,) * 3).clone()
+    L = (layout.eta[:, None] * eye[:, None]).expand(len(frame.S), len(BRANCHES), *(-1,) * 3).clone()
     for b, branch in enumerate(BRANCHES):
-        left = merged.left[branch]
-        if "v" in FACTORS[branch]:
-            updates = torch.einsum("bij,bjnk->bink", left, right)
-            L[:, b, :, 1:n_models] += updates
-            L[:, b, :, 0] += updates.sum(2) - eye
-        else:
-            L[:, b, :, 0] += left @ to_right[:, 0] - eye
+        update, _ = frame.update(branch)
+        update[:, :, 0] += update[:, :, 1:].sum(2)
+        L[:, b, :, :n_models] += update
     rows = L.flatten(3).flatten(1, 2)
     product = (rows @ gram[trusted].flatten(2)).view_as(L)
     dots = torch.einsum("bahnh,n->a", product, layout.task)
     squares = (product * L).sum((0, 2, 3, 4))
-    return Dissected(squares, dots, merged.errors, merged.angles, S[:, 0, 0] / S[:, 0, -1], 0), trusted
+    errors, angles = _turn_sizes(frame.turns)
+    conditions = frame.S[:, 0, 0] / frame.S[:, 0, -1]
+    return Dissected(squares, dots, errors, angles, conditions, 0), trusted
 
 
 def _by_svd(stack: Tensor, weights: Tensor, layout: Layout) -> Dissected:
-    """The same for slices that must be factored; those without a frame take the weighted mean."""
-    n_models, height, d_in = layout.n_models, stack.shape[2], stack.shape[3]
-    base, updates = stack[:, 0], stack[:, 1:n_models]
+    """The slices that must be factored; those without a frame take the weighted mean."""
+    base, updates = stack[:, 0], stack[:, 1 : layout.n_models]
     eta = torch.einsum("n,bnhd->bhd", layout.eta, stack)
     task = torch.einsum("n,bnhd->bhd", layout.task, stack)
     mean = torch.einsum("n,bnhd->bhd", weights, updates) + eta
-    conditions = condition_numbers(base)
-    framed = torch.zeros(len(stack), dtype=torch.bool, device=stack.device)
-    if d_in >= height:
-        U, S, Vh = torch.linalg.svd(
-            torch.cat([base[:, None], base[:, None] + updates], 1), full_matrices=False
-        )
-        framed = (S[..., -1] > RANK_TOLERANCE[stack.dtype] * S[..., 0]).all(-1)
-    squares = (mean[~framed] ** 2).sum().expand(len(BRANCHES)).clone()
-    dots = (mean[~framed] * task[~framed]).sum().expand(len(BRANCHES)).clone()
-    frameless = int((~framed).sum())
-    nothing = stack.new_empty(0)
-    if not framed.any():
-        return Dissected(squares, dots, nothing, nothing, conditions, frameless)
-
-    U, S, Vh, base, eta, task = (t[framed] for t in (U, S, Vh, base, eta, task))
-    sign = pair_signs(U[:, :1], U[:, 1:], (Vh[:, 1:] * Vh[:, :1]).sum(-1))
-    U[:, 1:] *= sign.unsqueeze(-2)
-    Vh[:, 1:] *= sign.unsqueeze(-1)
-    merged = _merge_left(U, S, weights)
-    A, _, B = torch.linalg.svd(torch.einsum("n,bnhd->bhd", weights, Vh[:, 1:]), full_matrices=False)
+    frame = SvdFrame(torch.cat([base[:, None], base[:, None] + updates], 1), weights)
+    framed, frameless = frame.framed, ~frame.framed
+    squares = (mean[frameless] ** 2).sum().expand(len(BRANCHES)).clone()
+    dots = (mean[frameless] * task[frameless]).sum().expand(len(BRANCHES)).clone()
     for b, branch in enumerate(BRANCHES):
-        right = A @ B if "v" in FACTORS[branch] else Vh[:, 0]
-        delta = merged.left[branch] @ right - base + eta
+        delta = frame.merged(branch) - base[framed] + eta[framed]
         squares[b] += (delta**2).sum()
-        dots[b] += (delta * task).sum()
-    return Dissected(squares, dots, merged.errors, merged.angles, conditions, frameless)
+        dots[b] += (delta * task[framed]).sum()
+    errors, angles = _turn_sizes(frame.turns)
+    return Dissected(squares, dots, errors, angles, condition_numbers(base), int(frameless.sum()))
 
 
-class _Left(NamedTuple):
-    """U_0 Qbar S_0 (I + dSbar) by branch, and the error and angle of every rotation."""
-
-    left: dict[Branch, Tensor]
-    errors: Tensor
-    angles: Tensor
-
-
-def _merge_left(U: Tensor, S: Tensor, weights: Tensor) -> _Left:
-    Q, _ = rotations.to_special(rotations.orthonormalize(U[:, :1].mT @ U[:, 1:]))
-    K, _ = rotations.log(Q)
+def _turn_sizes(turns: Turns) -> tuple[Tensor, Tensor]:
+    """|exp(K) - Q| / |Q| of every rotation with its logarithm, and its largest angle, |K|_2."""
+    Q, K = turns.Q, turns.K
     norms = torch.linalg.matrix_norm(torch.stack([rotations.exp(K) - Q, Q]))
     angles = torch.linalg.eigvalsh(K.mT @ K)[..., -1].clamp_min(0).sqrt()
-    turned = U[:, 0] @ rotations.exp(torch.einsum("n,bnij->bij", weights, K))
-    shift = S[:, 1:] / S[:, :1].clamp_min(SPECTRUM_FLOOR) - 1
-    shifted = S[:, 0] * (1 + torch.einsum("n,bnk->bk", weights, shift))
-    left = {
-        branch: (turned if "q" in factors else U[:, 0])
-        * (shifted if "s" in factors else S[:, 0]).unsqueeze(-2)
-        for branch, factors in FACTORS.items()
-    }
-    return _Left(left, (norms[0] / norms[1]).flatten(), angles.flatten())
+    return (norms[0] / norms[1]).flatten(), angles.flatten()

@@ -21,10 +21,10 @@ def squared_norms(base: Tensor, experts: Sequence[Tensor]) -> tuple[float, list[
     origin, *others = (as_rows(t.detach()) for t in (base, *experts))
     totals = [0.0] * (1 + len(experts))
     for rows in row_blocks(origin):
-        block = _double("base", origin[rows])
+        block = _double("norms base", origin[rows])
         totals[0] += torch.dot(block, block).item()
         for i, other in enumerate(others, start=1):
-            update = _double("expert", other[rows]).sub_(block)
+            update = _double("norms expert", other[rows]).sub_(block)
             totals[i] += torch.dot(update, update).item()
     return totals[0], totals[1:]
 

@@ -1,8 +1,8 @@
-"""The rows of one matrix in all models: cut into slices, loaded part by part, balanced, split by conflict."""
+"""The rows of one matrix in all models, cut into slices and loaded: as models to merge, or as updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig
 from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import BLOCK_BYTES, Chunk, chunks, largest, load, parts
+from coram_hf.geometry.slices import BLOCK_BYTES, Chunk, buffer_for, chunks, largest, load, parts
 from coram_hf.geometry.spread import spread_order
 
 GRAM_BYTES = 4 * 2**20
@@ -26,7 +26,36 @@ class Loaded(NamedTuple):
     squares: Tensor | None
 
 
-class SliceRows:
+class _Rows:
+    """Matrices of one shape, base first: the order of their rows, and the memory to load slices in."""
+
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        config: CoramConfig,
+        factors: Sequence[float],
+        device: torch.device,
+    ) -> None:
+        n_experts, compute, height = len(factors), config.torch_compute_dtype, config.slice_height
+        self.weights = torch.tensor(config.expert_weights(n_experts), dtype=compute, device=device)
+        self._matrices = matrices
+        self._d_out, self._d_in = matrices[0].shape
+        self._row_numel = len(matrices) * self._d_in
+        self._slice_bytes = height * self._row_numel * compute.itemsize
+        self._balanced = any(factor != 1 for factor in factors)
+        self._order: Tensor | None = None
+        if config.spread is not None:
+            base, *experts = matrices[: 1 + n_experts]
+            self._order = spread_order(base, experts, config.spread, height, factors, compute)
+
+    def _reserve(self, work: Iterable[Chunk]) -> None:
+        self._buffer = buffer_for(work, self._row_numel, self.weights.dtype, self.weights.device)
+
+    def _load(self, chunk: Chunk) -> Tensor:
+        return load(self._matrices, chunk, self._order, self._buffer)
+
+
+class SliceRows(_Rows):
     """Base and experts of one matrix, in groups of parts.
 
     The slices of a group are merged together, and loaded part by part. Where loading them is all there is to
@@ -42,34 +71,28 @@ class SliceRows:
         factors: Sequence[float],
         device: torch.device,
     ) -> None:
-        self._matrices = [base, *experts]
+        super().__init__([base, *experts], config, factors, device)
         self._factors = factors
         self._conflict = config.conflict
-        self._order: Tensor | None = None
-        (d_out, self._d_in), height, compute = base.shape, config.slice_height, config.torch_compute_dtype
-        self.weights = torch.tensor(config.expert_weights(len(experts)), dtype=compute, device=device)
-        if config.spread is not None:
-            self._order = spread_order(base, experts, config.spread, height, factors, compute)
-        changed = config.conflict is not None or any(factor != 1 for factor in factors)
+        height, compute = config.slice_height, config.torch_compute_dtype
+        changed = config.conflict is not None or self._balanced
         self.as_stored = not changed and compute == torch.float64
-        row_numel = len(self._matrices) * self._d_in
-        slice_bytes = height * row_numel * compute.itemsize
         if not changed and device.type == "cpu":
             gram_bytes = (len(self._matrices) * height) ** 2 * compute.itemsize
-            together = chunks(d_out, height, gram_bytes, GRAM_BYTES)
-            self.groups = [list(parts(chunk, slice_bytes, BLOCK_BYTES)) for chunk in together]
+            together = chunks(self._d_out, height, gram_bytes, GRAM_BYTES)
+            self.groups = [list(parts(chunk, self._slice_bytes, BLOCK_BYTES)) for chunk in together]
         else:
-            self.groups = [[chunk] for chunk in chunks(d_out, height, slice_bytes)]
-        most_rows = largest(part for group in self.groups for part in group)
-        self._buffer = scratch("slices", most_rows * row_numel, compute, device)
-        self._result = scratch("update", most_rows * self._d_in, compute, device)
+            self.groups = [[chunk] for chunk in chunks(self._d_out, height, self._slice_bytes)]
+        every = [part for group in self.groups for part in group]
+        self._reserve(every)
+        self._result = scratch("update", largest(every) * self._d_in, compute, device)
 
     def load(self, part: Chunk, *, measure: bool = False) -> Loaded:
         """A part as the configuration merges it; the next call overwrites it.
 
         `measure` asks for |W_0|^2 and |W_i - W_0|^2 of what is stored.
         """
-        stack = load(self._matrices, part, self._order, self._buffer)
+        stack = self._load(part)
         squares = update_squares(stack) if measure else None
         for i, factor in enumerate(self._factors, start=1):
             if factor != 1:
@@ -87,6 +110,36 @@ class SliceRows:
         """Which rows of the matrix a part holds."""
         rows = slice(part.start, part.stop)
         return rows if self._order is None else self._order[rows]
+
+
+class UpdateRows(_Rows):
+    """W_0 and the balanced updates f_i (W_i - W_0) of one matrix, in chunks, whose digits are all kept.
+
+    spare: blocks of memory that every slice has after its updates.
+    """
+
+    def __init__(
+        self,
+        base: Tensor,
+        experts: Sequence[Tensor],
+        config: CoramConfig,
+        factors: Sequence[float],
+        device: torch.device,
+        spare: int,
+    ) -> None:
+        super().__init__([base, *experts, *[base] * spare], config, factors, device)
+        self.scale = torch.tensor(factors, dtype=self.weights.dtype, device=device)
+        self.chunks = list(chunks(self._d_out, config.slice_height, self._slice_bytes))
+        self._reserve(self.chunks)
+
+    def load(self, chunk: Chunk) -> Tensor:
+        """W_0, the updates and what is spare (slices, blocks, height, d_in); the next call overwrites it."""
+        stack = self._load(chunk)
+        updates = stack[:, 1 : 1 + len(self.scale)]
+        updates -= stack[:, :1]
+        if self._balanced:
+            updates *= self.scale[:, None, None]
+        return stack
 
 
 def update_squares(stack: Tensor) -> Tensor:

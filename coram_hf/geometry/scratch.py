@@ -11,7 +11,10 @@ _local = threading.local()
 
 
 def scratch(use: str, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """An uninitialised flat tensor; the next call of this thread for the same use overwrites it."""
+    """An uninitialised flat tensor; the next call of this thread for the same use overwrites it.
+
+    A use belongs to one module: what others must share, that module hands out.
+    """
     kept: dict[str, Tensor] = _local.__dict__
     key = f"{use} {dtype} {device}"
     buffer = kept.get(key)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from coram_hf.geometry.scratch import scratch
 
 CHUNK_BYTES = 24 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
@@ -68,6 +71,13 @@ def load(matrices: Sequence[Tensor], chunk: Chunk, order: Tensor | None, buffer:
     for i, matrix in enumerate(matrices):
         stack[:, i].copy_(gather(matrix, chunk, order).unflatten(0, (shape[0], chunk.height)))
     return stack
+
+
+def buffer_for(
+    work: Iterable[Chunk], row_numel: int, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """Memory to `load` these chunks in, one after the other; this thread's next buffer is the same memory."""
+    return scratch("slices", largest(work) * row_numel, dtype, device)
 
 
 def largest(work: Iterable[Chunk]) -> int:

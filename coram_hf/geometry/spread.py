@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import Spread
-from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import chunks, largest, load
+from coram_hf.geometry.slices import buffer_for, chunks, load
 
 
 def spread_order(
@@ -27,7 +26,7 @@ def spread_order(
 
 
 def deal_rows(scores: Tensor, mode: Spread, height: int) -> Tensor:
-    """The same permutation from the scores (experts, rows) of every row."""
+    """The row permutation of the spread slices from the scores (experts, rows) of every row."""
     priority = row_priority(scores, mode)
     ranked = priority.sort(descending=True, stable=True).indices
     n_slices = scores.shape[1] // height
@@ -44,7 +43,7 @@ def row_scores(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype = tor
     matrices = [base, *experts]
     d_out, d_in = base.shape
     work = list(chunks(d_out, 1, 4 * len(matrices) * d_in * dtype.itemsize))
-    buffer = scratch("slices", largest(work) * len(matrices) * d_in, dtype, base.device)
+    buffer = buffer_for(work, len(matrices) * d_in, dtype, base.device)
     norms = torch.empty(len(matrices), d_out, dtype=torch.float64)
     for chunk in work:
         stack = load(matrices, chunk, None, buffer)

@@ -82,7 +82,7 @@ def test_the_order_of_experts_does_not_matter(seed, permutation, line):
 @pytest.mark.parametrize("line", ["full", "lr", "qs", "sv"])
 def test_joint_sign_flips_do_not_matter(monkeypatch, line, path):
     """Whatever signs LAPACK gives the singular pairs, the merge is the same."""
-    from coram_hf.geometry import kernel
+    from coram_hf.geometry import frame
 
     eigh, svd = torch.linalg.eigh, torch.linalg.svd
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def test_joint_sign_flips_do_not_matter(monkeypatch, line, path):
     w0, experts = separated(11)
     base, *others = tensors([w0, *experts])
     if path == "svd":
-        monkeypatch.setitem(kernel.GRAM_CONDITION, torch.float64, 1.0)
+        monkeypatch.setitem(frame.GRAM_CONDITION, torch.float64, 1.0)
     expected = merge_matrix(base, others, CoramConfig.from_line(line)).numpy()
     monkeypatch.setattr(torch.linalg, "eigh", flipped_eigh)
     monkeypatch.setattr(torch.linalg, "svd", flipped_svd)
@@ -114,13 +114,13 @@ def test_joint_sign_flips_do_not_matter(monkeypatch, line, path):
 
 @given(seeds)
 def test_the_gram_and_the_svd_path_agree(seed):
-    from coram_hf.geometry import kernel
+    from coram_hf.geometry import frame
 
     w0, experts = separated(seed)
     base, *others = tensors([w0, *experts])
     by_gram, gram_stats = merge_update(base, others, CoramConfig())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(kernel.GRAM_CONDITION, torch.float64, 1.0)
+        patch.setitem(frame.GRAM_CONDITION, torch.float64, 1.0)
         by_svd, svd_stats = merge_update(base, others, CoramConfig())
     assert gram_stats.svd_fallbacks == 0
     assert svd_stats.svd_fallbacks == 4
