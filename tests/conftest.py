@@ -13,6 +13,16 @@ settings.register_profile("suite", deadline=None, max_examples=40, derandomize=T
 settings.load_profile("suite")
 
 
+@pytest.fixture
+def two_threads():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_terminal_summary(terminalreporter):
     """Print the README's table of architectures, with what this run found for each."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]

@@ -2,17 +2,18 @@
 
 import json
 import logging
+import random
 
 import peft
 import pytest
 import torch
 from helpers.adapters import METHODS, adapted
 from helpers.architectures import ARCHITECTURES
-from helpers.folders import assert_same_files, assert_same_tensors, saved, tensors_of
+from helpers.folders import assert_same_files, assert_same_tensors, on_disk, tensors_of
+from helpers.merging import baseline_merger
 from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
-from coram_hf.baselines import open_merger
 from coram_hf.geometry import slices
 from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.report import MergeReport
@@ -30,11 +31,11 @@ def report_of(folder):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_files_to_files_is_the_merge_in_memory(architecture, shards, tmp_path):
     base = ARCHITECTURES[architecture].build().to(torch.bfloat16)
-    base, *experts = saved(tmp_path, {"base": base, **experts_of(base)}, max_shard_size=shards)
+    sources = on_disk(tmp_path, base, max_shard_size=shards)
     config = CoramConfig.from_line("SS(nca,variance).ta", lam=1.5)
-    merger = CoramMerger(base, experts, config, progress=False)
+    merger = CoramMerger(*sources, config, progress=False)
     report = merger.merge_to(tmp_path / "streamed", max_shard_size=shards)
-    result = CoramMerger(base, experts, config, progress=False).merge()
+    result = CoramMerger(*sources, config, progress=False).merge()
     result.save_pretrained(tmp_path / "saved", max_shard_size=shards)
     if (shards == "20KB" and "MoE" in architecture) or architecture == "Mixtral":
         assert_same_tensors(tmp_path / "streamed", tmp_path / "saved")  # transformers shards views together
@@ -67,10 +68,10 @@ def test_files_to_files_is_the_merge_in_memory(architecture, shards, tmp_path):
 )
 def test_every_way_to_lambda(line, options, tmp_path):
     base = tiny_llama(dtype=torch.bfloat16)
-    sources = saved(tmp_path, {"base": base, **experts_of(base, (0.01, 0.3))})
+    sources = on_disk(tmp_path, base, (0.01, 0.3))
     config = CoramConfig.from_line(line, **options)
-    report = CoramMerger(sources[0], sources[1:], config, progress=False).merge_to(tmp_path / "streamed")
-    result = CoramMerger(sources[0], sources[1:], config, progress=False).merge()
+    report = CoramMerger(*sources, config, progress=False).merge_to(tmp_path / "streamed")
+    result = CoramMerger(*sources, config, progress=False).merge()
     result.save_pretrained(tmp_path / "saved")
     assert report.lam == pytest.approx(result.report.lam, rel=1e-12)
     assert_same_files(tmp_path / "streamed", tmp_path / "saved")
@@ -79,9 +80,9 @@ def test_every_way_to_lambda(line, options, tmp_path):
 @pytest.mark.parametrize("method", ["linear", "ties", "dare_ties", "tsvm", "orthomerge"])
 def test_baselines_stream_too(method, tmp_path):
     base = tiny_llama(dtype=torch.bfloat16)
-    sources = saved(tmp_path, {"base": base, **experts_of(base)})
+    sources = on_disk(tmp_path, base)
     options = {"trim": "global"} if method == "ties" else {"balance": "damp"}
-    merger = open_merger(sources[0], sources[1:], method, progress=False, **options)
+    merger = baseline_merger(*sources, method, progress=False, **options)
     report = merger.merge_to(tmp_path / "streamed")
     merger.merge().save_pretrained(tmp_path / "saved")
     assert report.method == method
@@ -92,11 +93,11 @@ def test_baselines_stream_too(method, tmp_path):
 @pytest.mark.parametrize("architecture", ["Llama", "GPT-2", "Mixtral", "Qwen2.5-VL"])
 def test_rows_at_a_time_give_what_whole_tensors_give(architecture, method, tmp_path, monkeypatch):
     base = ARCHITECTURES[architecture].build()
-    sources = saved(tmp_path, {"base": base, **experts_of(base)})
-    whole = open_merger(sources[0], sources[1:], method, keep_update=True, progress=False)
+    sources = on_disk(tmp_path, base)
+    whole = baseline_merger(*sources, method, keep_update=True, progress=False)
     whole.merge().save_pretrained(tmp_path / "saved")
     monkeypatch.setattr(slices, "CHUNK_BYTES", 2**12)
-    open_merger(sources[0], sources[1:], method, progress=False).merge_to(tmp_path / "streamed")
+    baseline_merger(*sources, method, progress=False).merge_to(tmp_path / "streamed")
     assert_same_tensors(tmp_path / "streamed", tmp_path / "saved")
 
 
@@ -145,33 +146,39 @@ def test_adapters_over_a_mixture_on_disk(tmp_path):
 
 def test_another_dtype(tmp_path):
     base = tiny_llama(dtype=torch.bfloat16)
-    sources = saved(tmp_path, {"base": base, **experts_of(base)})
+    sources = on_disk(tmp_path, base)
     options = {"dtype": "float32", "progress": False}
-    CoramMerger(sources[0], sources[1:], **options).merge_to(tmp_path / "streamed")
-    CoramMerger(sources[0], sources[1:], **options).merge().save_pretrained(tmp_path / "saved")
+    CoramMerger(*sources, **options).merge_to(tmp_path / "streamed")
+    CoramMerger(*sources, **options).merge().save_pretrained(tmp_path / "saved")
     assert_same_files(tmp_path / "streamed", tmp_path / "saved")
 
 
 def test_a_sample_on_the_wrong_side_of_the_threshold_is_found_out(tmp_path, caplog, monkeypatch):
-    """The sample is one matrix, on which the experts are even; on the others one is far larger."""
-    monkeypatch.setattr("coram_hf.execution.files.SAMPLE", 1)
-    base = tiny_llama()
-    experts = experts_of(base, (0.01, 0.01))
-    names = list(CoramMerger(base, experts, progress=False).inspect().targets)
-    import random
+    """The sample is taken from the first layers, where the experts are even; in the last, one is larger."""
+    drawn = []
 
-    sampled = names[random.Random(0).sample(range(len(names)), len(names) // 1)[0]]
-    monkeypatch.setattr("coram_hf.execution.files.random.Random.sample", lambda *_: [names.index(sampled)])
+    def first(self, population, k):
+        drawn.append(k)
+        return list(population)[:k]
+
+    monkeypatch.setattr(random.Random, "sample", first)
+    base = tiny_llama(num_hidden_layers=3)
+    experts = experts_of(base, (0.01, 0.01))
     with torch.no_grad():
-        for name, parameter in experts["e1"].named_parameters():
-            if "_proj" in name and name != sampled:
-                parameter.add_(50 * (parameter - base.get_parameter(name)))
-    sources = saved(tmp_path, {"base": base, **experts})
+        for name, parameter in experts["e1"].model.layers[2].named_parameters():
+            if "_proj" in name:
+                w0 = base.model.layers[2].get_parameter(name)
+                parameter.copy_(w0 + 50 * (parameter - w0))
+    sources = on_disk(tmp_path, base, experts)
+    plan = CoramMerger(*sources, progress=False).inspect()
+    assert plan.dispersion > 20
     with caplog.at_level(logging.WARNING):
-        report = CoramMerger(sources[0], sources[1:], progress=False).merge_to(tmp_path / "streamed")
+        report = CoramMerger(*sources, progress=False).merge_to(tmp_path / "streamed")
+    assert drawn
+    assert max(drawn) <= 14
     assert "on the other side of the threshold" in caplog.text
     assert report.kappa == 0.5
-    result = CoramMerger(sources[0], sources[1:], progress=False).merge()
+    result = CoramMerger(*sources, progress=False).merge()
     assert report.dispersion == pytest.approx(result.report.dispersion, rel=1e-9)
     result.save_pretrained(tmp_path / "saved")
     assert_same_files(tmp_path / "streamed", tmp_path / "saved")
@@ -179,8 +186,8 @@ def test_a_sample_on_the_wrong_side_of_the_threshold_is_found_out(tmp_path, capl
 
 def test_what_cannot_be_written_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     base = tiny_llama()
-    sources = saved(tmp_path, {"base": base, **experts_of(base)})
-    merger = CoramMerger(sources[0], sources[1:], progress=False)
+    sources = on_disk(tmp_path, base)
+    merger = CoramMerger(*sources, progress=False)
     (tmp_path / "there").mkdir()
     with pytest.raises(CoramError, match=r"there exists; .*overwrite=True"):
         merger.merge_to(tmp_path / "there")
@@ -190,7 +197,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(tmp_path, mon
     with pytest.raises(CoramError, match="holds an input"):
         merger.merge_to(tmp_path, overwrite=True)
     with pytest.raises(CoramError, match="holds an input"):
-        merger.merge_to(sources[1], overwrite=True)
+        merger.merge_to(sources.experts["e0"], overwrite=True)
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("coram_hf.execution.workspace.shutil.disk_usage", lambda _: usage)
     with pytest.raises(CoramError, match=r"only 0\.00 GB are free"):
@@ -204,10 +211,10 @@ def test_nan_leaves_nothing_behind(tmp_path):
     experts = experts_of(base)
     with torch.no_grad():
         experts["e1"].model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
-    sources = saved(tmp_path, {"base": base, **experts})
+    sources = on_disk(tmp_path, base, experts)
     for config in (CoramConfig(lam=1.0), CoramConfig()):
         with pytest.raises(CoramError, match=r"expert 'e1', tensor 'model.layers.1.mlp.up_proj.weight'"):
-            CoramMerger(sources[0], sources[1:], config, progress=False).merge_to(tmp_path / "out")
+            CoramMerger(*sources, config, progress=False).merge_to(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*"))
 
@@ -231,9 +238,9 @@ def test_generation_config_and_stored_dtypes_come_along(tmp_path):
     base.generation_config.update(do_sample=True, temperature=0.7, eos_token_id=[1, 2])
     base.model.norm.to(torch.bfloat16)
     base.model.layers[0].mlp.to(torch.bfloat16)
-    sources = saved(tmp_path, {"base": base, **experts_of(base)})
-    CoramMerger(sources[0], sources[1:], progress=False).merge_to(tmp_path / "streamed")
-    CoramMerger(sources[0], sources[1:], progress=False).merge().save_pretrained(tmp_path / "saved")
+    sources = on_disk(tmp_path, base)
+    CoramMerger(*sources, progress=False).merge_to(tmp_path / "streamed")
+    CoramMerger(*sources, progress=False).merge().save_pretrained(tmp_path / "saved")
     generation = json.loads((tmp_path / "streamed" / "generation_config.json").read_text())
     assert generation["temperature"] == 0.7
     assert generation["eos_token_id"] == [1, 2]
@@ -252,16 +259,35 @@ def test_shard_sizes_that_are_none(size, tmp_path):
         )
 
 
-def test_memory_is_that_of_chunks_unless_a_method_takes_whole_tensors():
-    base = tiny_llama(0)
+def test_memory_is_that_of_chunks_unless_a_method_takes_whole_tensors(two_threads):
+    """Whole tensors are held twice in float32, one a thread; CORAM's residual pathway has those outside."""
+    base = tiny_llama(vocab_size=16)
     experts = [fine_tuned(base, 0.02, seed) for seed in range(2)]
-    threads = torch.get_num_threads()
-    by_rows = CoramMerger(base, experts, progress=False).requirements()
-    whole = open_merger(base, experts, "ties", progress=False).requirements()
-    largest = sorted((p.numel() for p in base.parameters()), reverse=True)[: min(8, threads)]
-    assert by_rows[0] == whole[0] == sum(p.nbytes for p in base.parameters())
-    assert whole[1] - by_rows[1] == 2 * 4 * sum(largest)
-    ta, ties = (CoramConfig.from_line(f"full.{residual}") for residual in ("ta", "ties"))
-    assert CoramMerger(base, experts, ta, progress=False).requirements() == by_rows
-    assert by_rows[1] < CoramMerger(base, experts, ties, progress=False).requirements()[1] <= whole[1]
-    assert open_merger(base, experts, "linear", progress=False).requirements() == by_rows
+    targets = CoramMerger(base, experts, progress=False).inspect().targets
+    sizes = {name: 4 * parameter.numel() for name, parameter in base.named_parameters()}
+
+    def two_largest(names):
+        return sum(sorted((sizes[name] for name in names), reverse=True)[:2])
+
+    def of_line(line):
+        return CoramMerger(base, experts, CoramConfig.from_line(line), progress=False).requirements()
+
+    def of_method(method):
+        return baseline_merger(base, experts, method, progress=False).requirements()
+
+    disk, memory = of_line("full")
+    assert disk == sum(parameter.nbytes for parameter in base.parameters())
+    assert of_method("linear") == of_line("full.ta") == (disk, memory)
+    assert of_method("ties") == (disk, memory + 2 * two_largest(sizes))
+    assert of_line("full.ties") == (disk, memory + 2 * two_largest(sizes.keys() - set(targets)))
+    assert two_largest(sizes) > two_largest(sizes.keys() - set(targets))
+
+
+def test_a_check_refuses_what_the_merge_would(tmp_path):
+    base = tiny_llama()
+    merger = CoramMerger(base, [fine_tuned(base, 0.02, 0)], progress=False)
+    with pytest.raises(CoramError, match="exists; choose another folder"):
+        merger.check(tmp_path)
+    merger.check(tmp_path / "new")
+    with pytest.raises(CoramError, match="'expert_1' does not differ from the base"):
+        CoramMerger(base, [base, fine_tuned(base, 0.02, 0)], progress=False).check(tmp_path / "new")

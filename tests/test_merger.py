@@ -307,7 +307,8 @@ def test_a_left_behind_update_is_reported_with_the_lines_that_carry_it(caplog):
     base, experts = suite(EVEN)
     report = merger(base, experts, CoramConfig.from_line("SS(nca,mean)")).merge().report
     share = f"{report.left_at_base:.1%}"
-    for text in (caplog.text, *[w for w in report.warnings if "outside" in w]):
+    (warning,) = (w for w in report.warnings if "outside" in w)
+    for text in (caplog.text, warning):
         assert share in text
         assert "SS(nca,mean).ta, SS(nca,mean).ties, SS(nca,mean).tsvm" in text
     only_targets = {name: fine_tuned(base, 0.02, i, only="_proj") for i, name in enumerate(experts)}
@@ -360,3 +361,14 @@ def test_one_expert_at_lambda_one_is_that_expert():
         torch.testing.assert_close(
             result.model.state_dict()[t], experts["e0"].state_dict()[t], rtol=0, atol=1e-13
         )
+
+
+def test_inference_mode_is_no_obstacle():
+    base = tiny_llama()
+    experts = [fine_tuned(base, 0.02, seed) for seed in range(2)]
+    expected = CoramMerger(base, experts, progress=False).merge().model.state_dict()
+    with torch.inference_mode():
+        inside = CoramMerger(base, experts, progress=False).merge().model.state_dict()
+    after = CoramMerger(base, experts, progress=False).merge().model.state_dict()
+    assert all(torch.equal(inside[name], expected[name]) for name in expected)
+    assert all(torch.equal(after[name], expected[name]) for name in expected)

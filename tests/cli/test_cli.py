@@ -12,10 +12,12 @@ import pytest
 import torch
 from helpers.adapters import adapted
 from helpers.command import coram_hf
+from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
+from coram_hf.cli.shared import split_tasks
 from coram_hf.inputs.locate import Located, Source, fetch, parse_source
 
 
@@ -32,10 +34,8 @@ def test_it_starts_without_loading_torch():
 def suite(tmp_path):
     """A base, a checkpoint and an adapter on disk."""
     base = tiny_llama()
-    base.save_pretrained(tmp_path / "base")
-    fine_tuned(base, 0.03, 0).save_pretrained(tmp_path / "math")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"])
-    adapted(base, config, 1).save_pretrained(tmp_path / "adapters" / "code")
+    on_disk(tmp_path, base, {"math": 0.03, "adapters/code": adapted(base, config, 1)})
     return tmp_path
 
 
@@ -94,12 +94,19 @@ def test_bad_input_is_one_line_and_exit_2(suite, arguments, message):
     assert not (suite / "out").exists()
 
 
-def test_missing_sources_are_named(suite):
-    for source in (suite / "nowhere", "./nowhere", "org/none@main"):
-        run = coram_hf("inspect", suite / "base", source)
-        assert run.returncode == 2
-        assert "nowhere" in run.stderr or "org/none" in run.stderr
-        assert "Traceback" not in run.stderr
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{suite}/nowhere", "'{suite}/nowhere' is neither a folder nor a Hub repository"),
+        ("./nowhere", "'./nowhere' is neither a folder nor a Hub repository"),
+        ("org/none@main", "cannot get 'org/none' from the Hub"),
+    ],
+)
+def test_missing_sources_are_named(suite, source, message):
+    run = coram_hf("inspect", suite / "base", source.format(suite=suite))
+    assert run.returncode == 2
+    assert message.format(suite=suite) in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -277,12 +284,17 @@ def test_baselines_from_the_command_line(suite):
 
 
 def test_a_dry_run_writes_nothing(suite, monkeypatch):
-    monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() - 50)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() - 50 * 3600)
     run = coram_hf("merge", suite / "base", suite / "math", "-o", suite / "out", "--dry-run")
     assert run.returncode == 0, run.stderr
     assert "disk: 0.00 GB" in run.stdout
     assert "memory: about" in run.stdout
-    told = re.search(r"time: about (\d+) s, with the start of the program", run.stdout)
-    assert 50 <= int(told[1]) < 70
+    told = re.search(r"time: about ([\d.]+) h, with the start of the program", run.stdout)
+    assert 50 <= float(told[1]) < 60
     assert not (suite / "out").exists()
     assert not list(suite.glob(".out*"))
+
+
+def test_long_lists_of_tasks_are_split():
+    names = [f"task_{i}" for i in range(100)]
+    assert split_tasks([", ".join(names)]) == names

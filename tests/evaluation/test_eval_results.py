@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.command import coram_hf
+from helpers.folders import on_disk
 from helpers.merging import merged
 from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
-from coram_hf import CoramError, evaluate_folder, load_report, run_sweep
+from coram_hf import CoramError, evaluate_folder, evaluation, load_report, run_sweep
 from coram_hf.evaluation import harness
 from coram_hf.evaluation.light import read_task, score
 from coram_hf.evaluation.tasks import open_tasks
@@ -236,16 +237,13 @@ def test_tasks_of_lm_eval_are_scorers_like_ours(tasks, local_task):
 
 
 def test_a_sweep_over_tasks_of_lm_eval(tasks, local_task, tmp_path, monkeypatch):
-    base = tiny_llama(7)
-    base.save_pretrained(tmp_path / "base")
-    tiny_tokenizer().save_pretrained(tmp_path / "base")
-    fine_tuned(base, 0.6, 0).save_pretrained(tmp_path / "expert")
+    sources = on_disk(tmp_path, tiny_llama(7), {"expert": 0.6}, tiny_tokenizer())
     options = {"lambdas": [2.0], "baselines": (), "output": tmp_path / "out", "progress": False}
-    found = run_sweep(tmp_path / "base", [tmp_path / "expert"], tasks=[local_task, tasks[0]], **options)
+    found = run_sweep(*sources, tasks=[local_task, tasks[0]], **options)
     for point in found.lines[0].points:
         assert point.results["local_choice"].value == pytest.approx(point.results["math"].value)
     monkeypatch.setattr(harness.HarnessScorer, "__call__", lambda *_: pytest.fail("scored again"))
-    again = run_sweep(tmp_path / "base", [tmp_path / "expert"], tasks=[local_task, tasks[0]], **options)
+    again = run_sweep(*sources, tasks=[local_task, tasks[0]], **options)
     assert again == found
 
 
@@ -274,7 +272,9 @@ def test_without_lm_eval_the_remedy_is_named(folder, monkeypatch):
 def test_an_unknown_name_is_an_error_with_a_suggestion(monkeypatch):
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'coram-hf[eval]'")
     names = SimpleNamespace(all_tasks=["arc_easy", "hellaswag"])  # the true list takes seconds to make
-    monkeypatch.setattr(harness, "_manager", lambda: names)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: names)
+    monkeypatch.setattr(evaluation, "harness", harness)
+    monkeypatch.delitem(sys.modules, harness.__name__)  # a copy of the module, which has listed no tasks yet
     with pytest.raises(ValueError, match=r"unknown task 'helaswag': .* did you mean 'hellaswag'"):
         open_tasks(["helaswag"])
 

@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from coram_hf.engine import Engine
 from helpers.command import coram_hf
 from helpers.models import fine_tuned, snapshot, tiny_llama, tiny_tokenizer
 from helpers.paths import TESTS
@@ -22,7 +22,7 @@ from coram_hf import CoramConfig, CoramError, CoramMerger, run_sweep
 from coram_hf.baselines import merge
 from coram_hf.evaluation.scores import Line, Point
 from coram_hf.evaluation.sweep import parse_lambdas
-from coram_hf.evaluation.tasks import LightScorer
+from coram_hf.evaluation.tasks import LightScorer, check_scores
 from coram_hf.report.eval_results import Result
 
 OUTPUT = ("sweep.json", "sweep.md", "sweep.png")
@@ -288,22 +288,34 @@ def test_models_in_memory_are_never_taken_for_others(suite, counted, tmp_path):
     assert counted["merges"] == 0
 
 
+def in_memory(model):
+    """Whether a model's weights are anything but a map of a file."""
+    weight = model.get_input_embeddings().weight
+    if weight.is_meta:
+        return False
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, path = line.split()
+        start, end = (int(edge, 16) for edge in span.split("-"))
+        if start <= weight.data_ptr() < end:
+            return not path.endswith(".safetensors")
+    raise AssertionError("the weights are nowhere")
+
+
 def test_one_model_at_a_time(suite, monkeypatch):
-    """While scores are made there is one model in memory beside the memory maps that engines read."""
-    seen = []
+    """While scores are made, the weights of no other model are in memory, but for maps of its files."""
+    others = []
     call = LightScorer.__call__
 
     def scored(self, model, tokenizer):
         gc.collect()
-        every = gc.get_objects()
-        models = [m for m in every if type(m) is type(model) and m.name_or_path == model.name_or_path]
-        engines = [one.base.name_or_path for one in every if type(one) is Engine and hasattr(one, "base")]
-        seen.append(len(models) - engines.count(model.name_or_path))
+        models = [m for m in gc.get_objects() if type(m) is type(model)]
+        alike = [m for m in models if m is not model and m.name_or_path == model.name_or_path]
+        others.append(sum(in_memory(m) for m in alike))
         return call(self, model, tokenizer)
 
     monkeypatch.setattr(LightScorer, "__call__", scored)
     sweep(suite, lambdas=[1.0, 2.0])
-    assert seen == [1] * (2 * 2 * 3 + 2 * 2)
+    assert others == [0] * (2 * 2 * 3 + 2 * 2)
 
 
 def test_of_equal_optima_the_nearest_to_the_rule():
@@ -434,3 +446,11 @@ def test_bad_input_is_one_line_and_exit_2(suite, tmp_path, arguments, message):
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_losses_are_no_scores():
+    class Loss:
+        name, lower_is_better = "perplexity", True
+
+    with pytest.raises(ValueError, match="'perplexity' is measured by a number of which less is better"):
+        check_scores([Loss()])

@@ -14,7 +14,7 @@ from coram_hf import CoramConfig, CoramMerger
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
 torch.manual_seed(0)
-config = LlamaConfig(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=4,
+config = LlamaConfig(vocab_size=1000, hidden_size=768, intermediate_size=2048, num_hidden_layers=4,
                      num_attention_heads=12, tie_word_embeddings=True)
 base = LlamaForCausalLM(config)
 adapter = LoraConfig(r=4, target_modules=r".*_proj")
@@ -45,15 +45,23 @@ done.set()
 thread.join()
 sizes = {n: p.numel() * p.element_size() for n, p in result.model.named_parameters()}
 targets = [size for name, size in sizes.items() if "_proj" in name]
-print(json.dumps({"extra": peak - before, "result": sum(sizes.values()), "largest": max(sizes.values()),
+print(json.dumps({"extra": peak - before, "result": sum(sizes.values()), "whole": sum(targets),
                   "largest_target": max(targets), "experts": result.report.n_experts}))
 """
 
 
+MATRICES = 8 + 3
+"""Of the largest target: one of every adapter, and three while one is made."""
+
+CHUNKS = 130e6
+"""What the chunks of the geometry take, and the libraries that are loaded on the way."""
+
+
 def test_eight_adapters_take_one_result_and_one_matrix_of_each():
+    """Not even one adapter's expert is held whole: it would be as large as the result."""
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     found = json.loads(run.stdout.strip().splitlines()[-1])
     assert found["experts"] == 8
-    assert found["result"] > 200e6
-    assert found["extra"] <= found["result"] + 3 * found["largest"]
-    assert found["extra"] <= found["result"] + (8 + 3) * found["largest_target"] + 120e6
+    extra = found["extra"] - found["result"]
+    assert found["whole"] > 110e6
+    assert extra <= MATRICES * found["largest_target"] + CHUNKS

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.disks import failing, watched
-from helpers.folders import WEIGHTS, assert_same_tensors
-from helpers.models import fine_tuned, tiny_llama
+from helpers.folders import WEIGHTS, assert_same_tensors, on_disk
+from helpers.models import tiny_llama
 from helpers.paths import TESTS
 from helpers.resumable import run
 from transformers import AutoModelForCausalLM
@@ -39,9 +39,7 @@ def suite(tmp_path_factory):
     base = tiny_llama(
         dtype=torch.bfloat16, hidden_size=128, intermediate_size=352, num_hidden_layers=3, vocab_size=512
     )
-    models = {"base": base, **{f"e{i}": fine_tuned(base, 0.03, i) for i in range(3)}}
-    for name, model in models.items():
-        model.save_pretrained(folder / name, max_shard_size="500KB")
+    on_disk(folder, base, (0.03, 0.03, 0.03), max_shard_size="500KB")
     run(folder, "whole")
     return folder
 

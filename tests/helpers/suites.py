@@ -3,7 +3,8 @@
 import copy
 
 import torch
-from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
+from helpers.folders import on_disk
+from helpers.models import choice_task, tiny_llama, tiny_tokenizer
 
 from coram_hf import run_sweep
 from coram_hf.evaluation.light import read_task, score
@@ -14,11 +15,8 @@ LAMBDAS = "0.5:2.5:0.5"
 
 
 def make_suite(folder):
-    base = tiny_llama(7)
-    base.save_pretrained(folder / "base")
-    tiny_tokenizer().save_pretrained(folder / "base")
+    on_disk(folder, tiny_llama(7), dict(zip(EXPERTS, (0.6, 0.9), strict=True)), tiny_tokenizer())
     for seed, name in enumerate(EXPERTS):
-        fine_tuned(base, 0.6 + 0.3 * seed, seed).save_pretrained(folder / name)
         choice_task(folder / f"{name}.jsonl", seed)
     choice_task(folder / "world.jsonl", 9)
     return folder

@@ -1,5 +1,6 @@
 """The card: complete, valid, and safe from whatever others have called their things."""
 
+import html
 import re
 import shlex
 import shutil
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from helpers.adapters import adapted
 from helpers.command import coram_hf
-from helpers.folders import assert_same_files
+from helpers.folders import assert_same_files, on_disk
 from helpers.merging import merged
 from helpers.models import fine_tuned, tiny_llama
 from huggingface_hub import ModelCard, ModelCardData
@@ -50,15 +51,22 @@ def test_the_card_records_the_merge(report, tmp_path):
     assert f"| dispersion D | {report.dispersion:.4g} |" in text
     assert f"| kappa | {report.kappa:.4g} |" in text
     assert f"| lambda | {report.lam:.4g} |" in text
-    assert f"| c&#95;RMS | {report.c_rms:.4g} |" in text or f"| c_RMS | {report.c_rms:.4g} |" in text
+    assert f"| c_RMS | {report.c_rms:.4g} |" in text
     for name, size in report.relative_updates.items():
         assert re.search(rf"\| {name} \|.*\| {size:.4g} \| full \|", text)
-    for key in report.config:
-        assert key.replace("_", "&#95;") in text
-    for key in ("det_flips", "svd_fallbacks", "frameless"):
-        assert f"| {report.counts[key]} |" in text
-    for value in report.retention.values():
-        assert f" {value:.3g} |" in text
+    options = text.partition("| option | value |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    assert len(options) == len(report.config)
+    for line, (key, value) in zip(options, report.config.items(), strict=True):
+        assert html.unescape(line) == f"| {key} | {value} |"
+    for key, words in {
+        "det_flips": "rotations that were reflections, and had a column negated",
+        "svd_fallbacks": "slices too badly conditioned for the fast kernel, merged by SVD",
+        "frameless": "slices without a frame, merged by the mean",
+    }.items():
+        assert f"| {words} | {report.counts[key]} |" in text
+    groups, values = report.retention.keys(), report.retention.values()
+    assert f"| {' | '.join(groups)} |\n" in text
+    assert f"| {' | '.join(f'{value:.3g}' for value in values)} |\n" in text
     assert "coram_report.json" in text
     assert ModelCard.load(tmp_path / "README.md").data.to_dict() == card.data.to_dict()
 
@@ -166,11 +174,7 @@ def test_different_licenses_are_listed_and_warned_of(report):
 
 
 def test_the_commands_of_a_card_repeat_the_merge(tmp_path, monkeypatch):
-    base = tiny_llama()
-    names = {"base": base, "math": fine_tuned(base, 0.03, 0), "co de": fine_tuned(base, 0.05, 1)}
-    (tmp_path / "path" / "to").mkdir(parents=True)
-    for name, model in names.items():
-        model.save_pretrained(tmp_path / "path" / "to" / name)
+    on_disk(tmp_path / "path" / "to", experts={"math": 0.03, "co de": 0.05})
     monkeypatch.chdir(tmp_path)
     config = CoramConfig.from_line(
         "SS(lr-nca,mean).ta (h=4)", kappa=0.9, weights=(1, 2), target_modules=["q_proj", "up_proj"]
@@ -220,8 +224,7 @@ def test_what_a_model_is_for(name, tag):
 def test_where_things_lie_is_not_told(tmp_path):
     base = tiny_llama()
     secret = tmp_path / "secret"
-    for name, model in {"base": base, "math": fine_tuned(base, 0.05, 0)}.items():
-        model.save_pretrained(secret / name)
+    on_disk(secret, base, {"math": 0.05})
     (secret / "base" / "README.md").write_text("---\ndatasets: [/home/me/data, org/data]\nlicense: 5\n---\n")
     adapter = adapted(base, LoraConfig(r=2, target_modules=["q_proj"]), 0)
     adapter.peft_config["default"].base_model_name_or_path = "/home/alice/secret/other"
@@ -293,5 +296,7 @@ def test_damaged_reports_are_named(content, tmp_path):
 
 
 def test_names_that_are_no_unicode(tmp_path):
-    merged(("\udcff", "code"), progress=False).merge().save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_bytes()
+    """The card is UTF-8 without the name; the report has it."""
+    merged(("ma\udcffth", "code"), progress=False).merge().save_pretrained(tmp_path)
+    assert "# A merge of ma th, code\n" in (tmp_path / "README.md").read_bytes().decode("utf-8")
+    assert list(load_report(tmp_path).relative_updates) == ["ma\udcffth", "code"]

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 from helpers.command import coram_hf
+from helpers.folders import on_disk
 from helpers.hub_server import Hub
 from helpers.paths import ROOT, TESTS
+
+from coram_hf import CoramMerger, load_report
 
 TOKEN = "hf_loopbackloopback"
 
@@ -105,14 +108,8 @@ def test_push_and_load_back(client):
 
 
 def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):
-    from helpers.models import fine_tuned, tiny_llama
-
-    from coram_hf import CoramMerger, load_report
-
-    base = tiny_llama()
-    base.save_pretrained(tmp_path / "base")
     merged = tmp_path / "merged"
-    merger = CoramMerger(tmp_path / "base", [fine_tuned(base, 0.05, 0)], progress=False)
+    merger = CoramMerger(*on_disk(tmp_path, experts=(0.05,)), progress=False)
     merger.merge_to(merged, max_shard_size="40KB")
     assert load_report(merged).files.keys() == {path.name for path in merged.glob("*.safetensors")}
     shard = sorted(merged.glob("*.safetensors"))[0]

@@ -1,5 +1,8 @@
 """Every architecture of the README's table: targets, merge, save, reload, forward."""
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +13,6 @@ from helpers.paths import ROOT
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.inputs.targets import find_targets
-
-SWITCH_TARGETS = 2 * 4 + 2 * 8 + (2 * 1 + 2 * 4) * 2
-"""Attention of two encoder and two decoder layers; per stack, a dense and a four-expert MLP of two maps."""
 
 README = ROOT / "README.md"
 
@@ -104,12 +104,28 @@ def test_models_without_blocks_say_how_to_name_targets():
 
 def test_llama4_experts_are_transposed():
     """Llama 4 does not declare the layout of its experts; it shows in the shapes."""
-    from transformers.models.llama4.modeling_llama4 import Llama4TextConfig, Llama4TextExperts
+    import transformers as hf
 
-    from coram_hf.inputs.targets import _projections
-
-    config = Llama4TextConfig(hidden_size=8, intermediate_size=12, num_local_experts=2)
-    assert [transposed for _, transposed in _projections(Llama4TextExperts(config), set())] == [True, True]
+    config = hf.Llama4TextConfig(
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=44,
+        intermediate_size_mlp=44,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        interleave_moe_layer_step=1,
+    )
+    targets = find_targets(hf.Llama4ForCausalLM(config))
+    stacks = {target.name: target.transposed for target in targets if ".experts." in target.name}
+    assert stacks == {
+        f"model.layers.{layer}.feed_forward.experts.{part}": True
+        for layer in range(2)
+        for part in ("gate_up_proj", "down_proj")
+    }
+    assert not any(target.transposed for target in targets if target.name not in stacks)
 
 
 def small(name):
@@ -161,28 +177,70 @@ def small(name):
     return models[name]().eval()
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "never"),
-    [
-        ("SmolVLM", 14, "vision"),
-        ("GIT", 12, "image_encoder"),
-        ("SigLIP", 24, "head"),
-        ("Switch", SWITCH_TARGETS, "router"),
-        ("RWKV", 2 * (4 + 3), "time_mix"),
-        ("Phi-MoE", 12, "gate.weight"),
-    ],
+LLAMA_BLOCK = (
+    "self_attn.{q_proj,k_proj,v_proj,o_proj}.weight",
+    "mlp.{gate_proj,up_proj,down_proj}.weight",
 )
-def test_parts_that_are_no_targets(name, count, never):
+SIGLIP_BLOCK = ("self_attn.{k_proj,v_proj,q_proj,out_proj}.weight", "mlp.{fc1,fc2}.weight")
+EVERY_TARGET = {
+    "SmolVLM": {"model.text_model.layers.{0,1}": LLAMA_BLOCK},
+    "GIT": {
+        "git.encoder.layer.{0,1}": (
+            "attention.self.{query,key,value}.weight",
+            "{attention.output,intermediate,output}.dense.weight",
+        )
+    },
+    "SigLIP": {
+        "text_model.encoder.layers.{0,1}": SIGLIP_BLOCK,
+        "vision_model.encoder.layers.{0,1}": SIGLIP_BLOCK,
+    },
+    "Switch": {
+        "encoder.block.{0,1}.layer.0": ("SelfAttention.{q,k,v,o}.weight",),
+        "encoder.block.0.layer.1": ("mlp.{wi,wo}.weight",),
+        "encoder.block.1.layer.1": ("mlp.experts.expert_{0,1,2,3}.{wi,wo}.weight",),
+        "decoder.block.{0,1}.layer.0": ("SelfAttention.{q,k,v,o}.weight",),
+        "decoder.block.{0,1}.layer.1": ("EncDecAttention.{q,k,v,o}.weight",),
+        "decoder.block.0.layer.2": ("mlp.{wi,wo}.weight",),
+        "decoder.block.1.layer.2": ("mlp.experts.expert_{0,1,2,3}.{wi,wo}.weight",),
+    },
+    "RWKV": {
+        "rwkv.blocks.{0,1}": (
+            "attention.{key,value,receptance,output}.weight",
+            "feed_forward.{key,receptance,value}.weight",
+        )
+    },
+    "Phi-MoE": {
+        "model.layers.{0,1}": (LLAMA_BLOCK[0], "mlp.experts.{gate_up_proj,down_proj}"),
+    },
+    "ViT": {
+        "vit.layers.{0,1}": ("attention.{q_proj,k_proj,v_proj,o_proj}.weight", "mlp.{fc1,fc2}.weight"),
+        "classifier": ("weight",),
+    },
+}
+
+
+def spelled_out(blocks):
+    """The names behind a pattern, whose braces hold alternatives."""
+    names = set()
+    for block, parts in blocks.items():
+        for part in parts:
+            pieces = [piece.split(",") for piece in re.split(r"[{}]", f"{block}.{part}")]
+            names |= {"".join(choice) for choice in itertools.product(*pieces)}
+    return names
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_TARGET if name != "ViT"])
+def test_parts_that_are_no_targets(name):
+    """Not vision towers and poolers of language models, routers, gates, or what mixes over time."""
     targets = [target.name for target in find_targets(small(name))]
-    assert len(targets) == count, targets
-    assert not any(never in target for target in targets)
-    assert any("attn" in t or "att" in t.lower() for t in targets)
+    assert len(targets) == len(set(targets))
+    assert set(targets) == spelled_out(EVERY_TARGET[name])
 
 
 def test_all_linear_takes_linear_maps_alone():
-    targets = find_targets(ARCHITECTURES["ViT"].build(), "all-linear")
-    assert not any("token" in target.name or "position" in target.name for target in targets)
+    targets = [target.name for target in find_targets(ARCHITECTURES["ViT"].build(), "all-linear")]
     assert len(targets) == 13
+    assert set(targets) == spelled_out(EVERY_TARGET["ViT"])
 
 
 def test_a_resized_bart_keeps_its_logit_bias_in_line(tmp_path):

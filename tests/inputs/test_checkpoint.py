@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from helpers.architectures import ARCHITECTURES
+from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -164,9 +165,7 @@ HOSTILE = {
 
 @pytest.fixture
 def sharded(tmp_path):
-    base = tiny_llama()
-    for name, model in {"base": base, "math": fine_tuned(base, 0.03, 0)}.items():
-        model.save_pretrained(tmp_path / name, max_shard_size="40KB")
+    on_disk(tmp_path, experts={"math": 0.03}, max_shard_size="40KB")
     assert len(list((tmp_path / "base").glob("*.safetensors"))) == 2
     return tmp_path
 
@@ -198,8 +197,7 @@ def test_tensors_without_a_place_are_warned_of(tmp_path):
 def test_offloaded_models_are_read_and_left_alone(tmp_path):
     base = tiny_llama()
     expert = fine_tuned(base, 0.05, 0)
-    for name, model in {"base": base, "expert": expert}.items():
-        model.save_pretrained(tmp_path / name)
+    on_disk(tmp_path, base, {"expert": expert})
     expected = CoramMerger(base, [expert], progress=False).merge().model.state_dict()
     device_map = {
         "model.embed_tokens": "cpu",

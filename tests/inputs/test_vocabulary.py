@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama
 from helpers.vocabulary import WORDS, word_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -148,9 +149,7 @@ def test_tokenizers_beside_the_checkpoints_are_found(base, tmp_path):
     tokenizer = word_tokenizer(WORDS)
     order = torch.cat([torch.arange(40).flip(0), torch.arange(40, 48)])
     expert = fine_tuned(base, 0.05, 0)
-    base.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    reordered(expert, order).save_pretrained(tmp_path / "expert")
+    on_disk(tmp_path, base, {"expert": reordered(expert, order)}, tokenizer)
     word_tokenizer(WORDS[::-1]).save_pretrained(tmp_path / "expert")
     loaded = [AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("base", "expert")]
     result = merge(loaded[0], [loaded[1]], "linear", progress=False)

@@ -154,14 +154,28 @@ def test_orthomerge_rotations(shape):
         torch.testing.assert_close(same, others[0], rtol=0, atol=1e-8)
 
 
+def orthomerge_beside_zero(w0, experts):
+    """OrthoMerge of an expert that is all zero and of others: R_0 = I, A_0 = 0, and -W_0 is left over."""
+    eye, count = np.eye(w0.shape[1]), 1 + len(experts)
+    rotations = [reference.procrustes(w0, e) for e in experts]
+    generators = [(r - eye) @ np.linalg.inv(r + eye) for r in rotations]
+    size = sum(np.linalg.norm(a) for a in generators) / count
+    a = sum(generators) * size / np.linalg.norm(sum(generators))
+    left_over = sum(e - w0 @ r for e, r in zip(experts, rotations, strict=True)) - w0
+    return w0 @ (eye + a) @ np.linalg.inv(eye - a) + left_over / count
+
+
 def test_orthomerge_of_degenerate_matrices():
     zeros = torch.zeros(6, 8, dtype=torch.float64)
     w0, experts = problem((6, 8))
     base, *others = tensors([w0, *experts])
-    assert merge_tensor(zeros, others, "orthomerge").isfinite().all()
-    assert merge_tensor(base, [zeros, *others], "orthomerge").isfinite().all()
+    mean = sum(others) / len(others)
+    torch.testing.assert_close(merge_tensor(zeros, others, "orthomerge"), mean, rtol=0, atol=1e-12)
+    found = merge_tensor(base, [zeros, *others], "orthomerge").numpy()
+    expected = orthomerge_beside_zero(w0, experts)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
     mirrored = base @ torch.diag(torch.tensor([-1.0] + [1.0] * 7, dtype=torch.float64))
-    assert merge_tensor(base, [mirrored], "orthomerge").isfinite().all()
+    torch.testing.assert_close(merge_tensor(base, [mirrored], "orthomerge"), mirrored, rtol=0, atol=1e-10)
     eye = torch.eye(8, dtype=torch.float64)
     for other in (torch.roll(eye[:4], 2, 0), torch.roll(eye[:4], 3, 1), eye[[2, 5, 6, 7]]):
         rotation = procrustes(eye[:4], other)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.models import fine_tuned, tiny_llama
+from helpers.folders import on_disk
 from transformers import AutoModelForCausalLM
 
 from coram_hf.baselines import merge
@@ -34,10 +34,7 @@ def test_the_same_merge_by_mergekit(tmp_path, case):
     from mergekit.options import MergeOptions
 
     method, parameters, of_model, of_merge = CASES[case]
-    base = tiny_llama()
-    experts = {f"e{i}": fine_tuned(base, 0.02 * (i + 1), seed=i) for i in range(3)}
-    for name, model in {"base": base, **experts}.items():
-        model.save_pretrained(tmp_path / name)
+    base, experts = on_disk(tmp_path, experts=(0.02, 0.04, 0.06))
     recipe = {
         "merge_method": method,
         "models": [{"model": str(tmp_path / name), "parameters": of_model} for name in experts],

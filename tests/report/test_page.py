@@ -1,11 +1,13 @@
 """The page, opened in a browser; the figures; the command that writes them."""
 
+import copy
 import json
 import re
 
 import pytest
 from helpers.browser import CHROMIUM, Browser
 from helpers.command import coram_hf
+from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama
 from helpers.paths import ROOT
 from PIL import Image
@@ -142,23 +144,41 @@ def test_the_page_needs_no_other_file(page):
     assert "://" not in text
 
 
-def test_figures_are_drawn(numbers, tmp_path):
+def with_other_data(numbers):
+    """Numbers of the same shape that every figure must show in another way."""
+    other = copy.deepcopy(numbers)
+    matrix = other["matrices"]["model.layers.5.self_attn.k_proj.weight"]
+    for key in ("relative_updates", "retention"):
+        matrix[key] = {name: 1.5 * value for name, value in matrix[key].items()}
+    matrix["conflict"] /= 2
+    dispersion = other["dispersion"]
+    dispersion["D"] *= 2
+    dispersion["relative_updates"]["math"] *= 2
+    angles = other["audit"]["rotation_log"]["angles"]
+    angles["counts"] = angles["counts"][::-1]
+    for way in other["audit"]["condition"].values():
+        way["histogram"]["counts"][0] += 500
+    return other
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        return image.convert("RGB").tobytes()
+
+
+def test_figures_show_their_numbers(numbers, tmp_path):
     paths = draw_figures(numbers, tmp_path / "figures")
     assert [path.stem for path in paths] == list(FIGURES)
-    for path in paths:
-        with Image.open(path) as image:
-            colours = image.convert("RGB").getcolors(1 << 24)
-        assert len(colours) > 10
+    others = draw_figures(with_other_data(numbers), tmp_path / "others")
+    unmoved = [a.stem for a, b in zip(paths, others, strict=True) if pixels(a) == pixels(b)]
+    assert not unmoved
+    (again,) = (path for path in draw_figures(numbers, tmp_path / "again") if path.stem == "sizes")
+    assert pixels(again) == pixels(tmp_path / "figures" / "sizes.png")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("suite")
-    base = tiny_llama()
-    base.save_pretrained(folder / "base")
-    for i, name in enumerate(("math", "code")):
-        fine_tuned(base, 0.02 + 0.01 * i, i).save_pretrained(folder / name)
-    return folder
+    return on_disk(tmp_path_factory.mktemp("suite"), experts={"math": 0.02, "code": 0.03}).base.parent
 
 
 def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
@@ -226,16 +246,23 @@ def test_bad_commands_are_one_line(folders, monkeypatch, arguments, message):
     assert not (folders / "report.html").exists()
 
 
-def test_merged_models_may_be_named_in_any_order(folders, tmp_path):
-    sources = [folders / "base", folders / "math"]
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--merged code --merged two=math --json {out} base math",
+        "--json {out} base math --merged code --merged two=math",
+        "base math --merged code two=math --json {out}",
+        "--json {out} base math --merged=code two=math",
+    ],
+)
+def test_merged_models_may_be_named_in_any_order(folders, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(folders)
     out = tmp_path / "numbers.json"
-    merged = ["--merged", folders / "code", "--merged", f"two={folders / 'math'}"]
-    for arguments in ([*merged, "--json", out, *sources], [*sources, *merged, "--json", out]):
-        run = coram_hf("report", "retention", *arguments)
-        assert run.returncode == 0, run.stderr
-        numbers = json.loads(out.read_text())
-        assert numbers["models"]["experts"] == ["math"]
-        assert list(numbers["retention"]) == ["code", "two"]
+    run = coram_hf("report", "retention", *arguments.format(out=out).split())
+    assert run.returncode == 0, run.stderr
+    numbers = json.loads(out.read_text())
+    assert numbers["models"]["experts"] == ["math"]
+    assert list(numbers["retention"]) == ["code", "two"]
 
 
 def test_help_tells_both_ways():

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from helpers.command import coram_hf
+from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama
 from rich.console import Console
 
@@ -69,10 +70,8 @@ def test_terminal_and_notebook_show_the_same_numbers(shown, kind):
 
 
 def test_the_command_shows_a_table_in_a_terminal_only(tmp_path):
-    base = tiny_llama()
-    base.save_pretrained(tmp_path / "base")
-    fine_tuned(base, 0.02, 0).save_pretrained(tmp_path / "math")
-    command = [sys.executable, "-m", "coram_hf", "inspect", tmp_path / "base", tmp_path / "math"]
+    base, experts = on_disk(tmp_path, experts={"math": 0.02})
+    command = [sys.executable, "-m", "coram_hf", "inspect", base, experts["math"]]
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, check=True, env=environment)
