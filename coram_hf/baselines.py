@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from coram_hf.config import check_weights, normalized_weights
+from coram_hf.config import Shared, check_names, check_weights, normalized_weights, options_of
 from coram_hf.errors import CoramError
 from coram_hf.geometry import check_tensors
 from coram_hf.inputs.opening import ModelSource, ModelSources
@@ -68,6 +68,8 @@ def open_merger(base: ModelSource, experts: ModelSources, method: str, **options
     `MergeOptions`.
     """
     entry = find_method(method)
+    known = dict.fromkeys([*entry.options, *options_of(Shared), *merge_options(), "keep_update"])
+    check_names(options, list(known), f"option of {method}")
     shared = {key: value for key, value in options.items() if key in merge_options()}
     parameters = {key: value for key, value in options.items() if key not in shared}
     return Merger(base, experts, entry.choose(parameters), cast(MergeOptions, shared))

@@ -94,8 +94,8 @@ def test_baselines_stream_too(method, tmp_path):
 def test_rows_at_a_time_give_what_whole_tensors_give(architecture, method, tmp_path, monkeypatch):
     base = ARCHITECTURES[architecture].build()
     sources = on_disk(tmp_path, base)
-    whole = baseline_merger(*sources, method, keep_update=True, progress=False)
-    whole.merge().save_pretrained(tmp_path / "saved")
+    whole = baseline_merger(*sources, method, progress=False)
+    whole.merge(keep_update=True).save_pretrained(tmp_path / "saved")
     monkeypatch.setattr(slices, "CHUNK_BYTES", 2**12)
     baseline_merger(*sources, method, progress=False).merge_to(tmp_path / "streamed")
     assert_same_tensors(tmp_path / "streamed", tmp_path / "saved")

@@ -187,7 +187,7 @@ def test_balance_leaves_experts_equal_to_the_base_out_of_the_median():
     experts = {"a": base, "b": base, "c": fine_tuned(base, 0.04, 0)}
     result = merger(base, experts, CoramConfig(balance="damp", lam=1.5)).merge()
     assert set(result.report.balance_factors.values()) == {1.0}
-    assert any("'a', 'b' does not differ" in w for w in result.report.warnings)
+    assert any("experts 'a', 'b' do not differ" in w for w in result.report.warnings)
     assert not torch.equal(result.model.state_dict()[TARGETS[0]], base.state_dict()[TARGETS[0]])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from coram_hf.config import Residual
+from coram_hf.config import Declared, Residual
 from coram_hf.errors import CoramError
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.entry import Choice
@@ -128,6 +129,16 @@ def with_norm(direction: Tensor, magnitude: float) -> Tensor:
 
 class OrthoMerge(Baseline):
     """OrthoMerge on weights, or with `space: oft` on the generators of OFT adapters."""
+
+    @cached_property
+    def options(self) -> dict[str, Declared]:
+        """Those of the function, and the space."""
+        space = "Merge the generators of OFT adapters, not weights."
+        return {**super().options, "space": Declared("space", str, choices=("oft",), help=space)}
+
+    def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of the function."""
+        return {key: value for key, value in super().complete(parameters).items() if key != "space"}
 
     def choose(self, parameters: Mapping[str, Any]) -> Choice:
         """OrthoMerge in the space that the parameters name."""

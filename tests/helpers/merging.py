@@ -1,9 +1,9 @@
 """Mergers of tiny models."""
 
-from coram_hf.baselines import open_merger
 from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramMerger
+from coram_hf.baselines import open_merger
 
 
 def merged(names=("math", "code"), sizes=(0.03, 0.05), config=None, **options):

@@ -316,7 +316,7 @@ def test_there_are_ten_presets_of_the_paper_and_three_of_mergebench():
 
 def test_the_registry_describes_itself():
     assert list(METHODS) == ["linear", "task_arithmetic", "ties", "dare_ties", "tsvm", "orthomerge"]
-    assert METHODS["ties"].defaults == {
+    assert {name: option.default for name, option in METHODS["ties"].options.items()} == {
         "density": 0.2,
         "scale": 1.0,
         "combine": "mean",
@@ -331,13 +331,13 @@ def test_the_registry_describes_itself():
     [
         ("tise", {}, "unknown merge method 'tise'; did you mean 'ties'"),
         ("ties", {"densty": 0.2}, "unknown (parameter|option) of ties 'densty'; did you mean 'density'"),
-        ("ties", {"density": 0}, "ties: density must be above 0 and at most 1, found 0"),
+        ("ties", {"density": 0}, "ties: density must be a finite number above 0 and at most 1, found 0"),
         ("ties", {"combine": "max"}, "'mean', 'sum'"),
-        ("dare_ties", {"drop": 1.0}, r"drop must be at least 0 and below 1, found 1\.0"),
+        ("dare_ties", {"drop": 1.0}, r"drop must be a finite number at least 0 and below 1, found 1\.0"),
         ("dare_ties", {"rescale": 1}, "True or False"),
         ("task_arithmetic", {"scale": float("nan")}, "finite"),
         ("tsvm", {"rank": 0}, "rank must be a positive integer"),
-        ("tsvm", {"scale": None}, "scale must not be None"),
+        ("tsvm", {"scale": None}, "scale must be a finite number, found None"),
         ("orthomerge", {"residual": "dare"}, "'ta', 'ties', 'tsvm'"),
         ("linear", {"weights": (1, 2)}, "found 2 for 3 experts"),
     ],
