@@ -29,7 +29,7 @@ def test_every_item_is_worked_on_once_by_single_threads(two_threads):
 
 def test_as_many_as_asked_for_at_a_time():
     """Three meet at the barrier, or it breaks; a fourth would be seen."""
-    running, most, together = set(), [], threading.Barrier(3, timeout=60)
+    running, most, together = set(), [], threading.Barrier(3, timeout=20)
 
     def work(item):
         running.add(item)
