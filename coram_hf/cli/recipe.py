@@ -43,11 +43,11 @@ class Recipe:
         options: Any = {**self.options, "progress": progress}
         return Merger(self.base, self.experts, choice, options)
 
-    def config(self, without: str) -> CoramConfig:
+    def config(self, without: str = "") -> CoramConfig:
         """The CoramConfig of a recipe; `without` is the error for a method that has none."""
         found = find_method(self.method).config(self.parameters)
         if found is None:
-            raise CoramError(without)
+            raise CoramError(without or f"{self.method} has no CoramConfig")
         return found
 
 

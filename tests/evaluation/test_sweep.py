@@ -23,6 +23,7 @@ from coram_hf.baselines import merge
 from coram_hf.evaluation.scores import Line, Point
 from coram_hf.evaluation.sweep import parse_lambdas
 from coram_hf.evaluation.tasks import LightScorer, check_scores
+from coram_hf.merger import Merger
 from coram_hf.report.eval_results import Result
 
 OUTPUT = ("sweep.json", "sweep.md", "sweep.png")
@@ -171,7 +172,7 @@ class StopError(Exception):
 def counted(monkeypatch):
     """Count the scores, and stop after so many; count the merges."""
     seen = {"scores": 0, "merges": 0, "stop": math.inf}
-    call, geometry = LightScorer.__call__, CoramMerger.merge
+    call, geometry = LightScorer.__call__, Merger.merge
 
     def scored(self, model, tokenizer):
         if seen["scores"] >= seen["stop"]:
@@ -180,11 +181,11 @@ def counted(monkeypatch):
         return call(self, model, tokenizer)
 
     def merged(self, **options):
-        seen["merges"] += 1
+        seen["merges"] += options.get("keep_update", True)  # lines are kept, references are not
         return geometry(self, **options)
 
     monkeypatch.setattr(LightScorer, "__call__", scored)
-    monkeypatch.setattr(CoramMerger, "merge", merged)
+    monkeypatch.setattr(Merger, "merge", merged)
     return seen
 
 
@@ -391,7 +392,7 @@ def test_bad_options_are_named_before_any_work(suite, counted, tmp_path, options
     [
         ([], "name at least one"),
         (["full", "full"], "'full' is given twice"),
-        (["ful"], "unknown X 'ful'"),
+        (["ful"], "unknown branch or conflict mode 'ful'"),
         ([CoramConfig(lam=2.0)], "has lam=2"),
         ([CoramConfig(), CoramConfig.from_line("lr", balance="damp")], "the same weights, balance"),
     ],
@@ -428,9 +429,9 @@ def test_from_the_command_line(suite, whole, tmp_path):
     [
         (["--lambda", "3:1:0.1"], "stop must not be below start"),
         (["--lambda", "1", "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--lambda", "1", "--line", "ful"], "unknown X 'ful'"),
+        (["--lambda", "1", "--line", "ful"], "unknown branch or conflict mode 'ful'"),
         (["--lambda", "1", "--baseline", "tise"], "did you mean 'ties'"),
-        (["--lambda", "1", "--baseline", "ties", "--no-baselines"], "say opposite things"),
+        (["--lambda", "1", "--baseline", "ties", "--no-baselines"], "are mutually exclusive"),
         (["--lambda", "1", "--method", "ties"], "No such option"),
         (["./nowhere", "--lambda", "1"], "nowhere"),
         (["--lambda", "1", "--line", "full (h=4)", "--slice-height", "8"], "already given by the line"),

@@ -98,7 +98,7 @@ def stopped(suite, name, error, after=300_000):
 def test_a_full_disk_leaves_a_merge_that_goes_on(suite):
     message = stopped(suite, "full", OSError(errno.ENOSPC, "No space left on device"))
     assert "No space left" in message
-    assert "run the same command again to go on" in message
+    assert "run the same command again to resume" in message
     assert (suite / ".full.coram").is_dir()
     assert not (suite / "full").exists()
     run(suite, "full")
@@ -161,9 +161,9 @@ def test_a_disk_that_cannot_set_room_aside_gets_zeros_first(suite, monkeypatch, 
 
 def test_an_interrupt_says_how_to_go_on(suite, caplog):
     stopped(suite, "interrupted", KeyboardInterrupt())
-    assert "stopped; run the same command again to go on" in caplog.text
+    assert "stopped; run the same command again to resume" in caplog.text
     run(suite, "interrupted")
-    assert "going on with the merge" in caplog.text
+    assert "resuming the merge" in caplog.text
     assert contents(suite / "interrupted") == contents(suite / "whole")
 
 
@@ -208,7 +208,7 @@ def test_ctrl_c_on_the_command_line(suite):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped; run the same command again to go on" in errors
+    assert "stopped; run the same command again to resume" in errors
     assert "Traceback" not in errors
     assert (suite / ".ctrl-c.coram").is_dir()
     assert not (suite / "ctrl-c").exists()
@@ -234,7 +234,7 @@ def test_a_target_in_use_is_refused_and_one_that_appears_is_kept(suite, tmp_path
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "precious").touch()
 
-    came = r"has come into being meanwhile.*run the same command again"
+    came = r"was created during the merge.*run the same command again"
     with watched(meddle), pytest.raises(CoramError, match=came):
         merger.merge_to(tmp_path / "out")
     assert "another merge is writing to" in seconds[1]
