@@ -8,7 +8,8 @@ import zipfile
 
 import pytest
 import torch
-from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
+from helpers.folders import on_disk
+from helpers.models import choice_task, tiny_llama, tiny_tokenizer
 from safetensors.torch import load_file
 
 PLUGIN = '''
@@ -56,11 +57,7 @@ def package(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    base = tiny_llama(3)
-    base.save_pretrained(folder / "base")
-    tiny_tokenizer().save_pretrained(folder / "base")
-    for seed in range(3):
-        fine_tuned(base, 0.1, seed + 1).save_pretrained(folder / f"e{seed}")
+    on_disk(folder, tiny_llama(3), (0.1, 0.1, 0.1), tiny_tokenizer())
     choice_task(folder / "task.jsonl", 0)
     return folder
 
