@@ -62,13 +62,59 @@ def sources(tmp_path_factory):
     return folder
 
 
-def run(package, *arguments, code=0):
-    """`coram-hf` in a process that has the package installed."""
-    command = [sys.executable, "-m", "coram_hf", *map(str, arguments)]
+SESSION = """
+import contextlib, io, json, sys
+from coram_hf.cli import app
+
+found = []
+for arguments in json.load(sys.stdin):
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            app(arguments, standalone_mode=False)
+        error = ""
+    except ValueError as raised:
+        error = str(raised)
+    found.append([printed.getvalue(), error])
+from coram_hf.baselines import METHODS, merge, merge_tensor
+import torch
+
+base, *experts = sys.argv[1:]
+result = merge(base, experts, "median_of", scale=0.5, progress=False)
+single = merge_tensor(torch.zeros(1), [torch.ones(1) * i for i in (1, 5, 3)], "median_of").item()
+found.append([float(result.model.lm_head.weight.double().sum()), list(METHODS), single])
+print(json.dumps(found))
+"""
+
+
+def python(package, code, *arguments, given=""):
+    """What a process prints that has a folder of packages installed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *sys.path])}
-    found = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert found.returncode == code, found.stderr
-    return found.stdout if code == 0 else found.stderr
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, input=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def session(package, sources):
+    """One process with the method installed: commands, then Python."""
+    content = {"base": str(sources / "base"), "method": "median_of"}
+    content["experts"] = {name: str(sources / name) for name in ("e0", "e1", "e2")}
+    for name, scale in (("recipe", 0.5), ("wrong", 5)):
+        (sources / f"{name}.yaml").write_text(json.dumps({**content, "parameters": {"scale": scale}}))
+    models = [str(path) for path in everything(sources)]
+    tasks = ["--in-domain", str(sources / "task.jsonl"), "--baseline", "median_of", "--baseline", "linear"]
+    commands = {
+        "methods": ["methods", "median_of"],
+        "merge": ["merge", *models, "--method", "median_of", "-o", str(sources / "merged")],
+        "recipe": ["merge", "--config", str(sources / "recipe.yaml"), "-o", str(sources / "by recipe")],
+        "wrong": ["merge", "--config", str(sources / "wrong.yaml"), "-o", str(sources / "not there")],
+        "compare": ["compare", *models, *tasks, "--no-experts", "-o", str(sources / "compared")],
+    }
+    printed = python(package, SESSION, *models, given=json.dumps(list(commands.values())))
+    found = json.loads(printed.splitlines()[-1])
+    return dict(zip([*commands, "python"], found, strict=True))
 
 
 def expected(sources, scale):
@@ -90,68 +136,54 @@ def everything(sources):
     return [sources / name for name in ("base", "e0", "e1", "e2")]
 
 
-def test_it_is_listed_with_its_help(package):
-    assert "median_of" in run(package, "merge", "--help")
-    assert "median_of" not in run("/nowhere", "merge", "--help")
-    listed = run(package, "methods", "median_of")
+def test_it_is_listed_with_its_help(package, session):
+    listing = "from coram_hf.cli import app; app(['merge', '--help'])"
+    assert "median_of" in python(package, listing)
+    assert "median_of" not in python("/nowhere", listing)
+    listed, error = session["methods"]
+    assert not error
     assert "W = W_0 + scale * median of tau_i" in listed
     assert "scale=1.5: Coefficient. Must be above 0 and at most 4." in listed
 
 
-def test_the_command_line_merges_with_it(package, sources, tmp_path):
-    run(package, "merge", *everything(sources), "--method", "median_of", "-o", tmp_path / "merged")
-    found = load_file(tmp_path / "merged" / "model.safetensors")
-    for name, tensor in expected(sources, 1.5).items():
+@pytest.mark.parametrize(("command", "scale"), [("merge", 1.5), ("recipe", 0.5)])
+def test_the_command_line_and_recipes_merge_with_it(session, sources, command, scale):
+    assert session[command][1] == ""
+    folder = sources / ("merged" if command == "merge" else "by recipe")
+    found = load_file(folder / "model.safetensors")
+    for name, tensor in expected(sources, scale).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    card = (tmp_path / "merged" / "README.md").read_text()
+    card = (folder / "README.md").read_text()
     assert "merged with the baseline median&#95;of by coram_hf" in card
-    assert "--method median_of --parameter scale=1.5" in card
-    assert "merge('path/to/base', experts, 'median_of', scale=1.5)" in card
+    assert f"--method median_of --parameter scale={scale}" in card
+    assert f"merge('path/to/base', experts, 'median_of', scale={scale})" in card
 
 
-def test_a_recipe_and_its_parameters(package, sources, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    names = {name: str(sources / name) for name in ("e0", "e1", "e2")}
-    content = {"base": str(sources / "base"), "experts": names, "method": "median_of"}
-    recipe.write_text(json.dumps({**content, "parameters": {"scale": 0.5}}))
-    run(package, "merge", "--config", recipe, "-o", tmp_path / "merged")
-    found = load_file(tmp_path / "merged" / "model.safetensors")
-    for name, tensor in expected(sources, 0.5).items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    recipe.write_text(json.dumps({**content, "parameters": {"scale": 5}}))
-    error = run(package, "merge", "--config", recipe, "-o", tmp_path / "other", code=2)
+def test_its_parameters_are_checked(session, sources):
+    error = session["wrong"][1]
     assert "median_of: scale must be a finite number above 0 and at most 4, found 5" in error
+    assert not (sources / "not there").exists()
 
 
-def test_comparisons_score_it_beside_ours(package, sources, tmp_path):
-    arguments = ["--in-domain", sources / "task.jsonl", "--baseline", "median_of", "--baseline", "linear"]
-    run(package, "compare", *everything(sources), *arguments, "--no-experts", "-o", tmp_path)
-    found = json.loads((tmp_path / "compare.json").read_text())
+def test_comparisons_score_it_beside_ours(session, sources):
+    assert session["compare"][1] == ""
+    found = json.loads((sources / "compared" / "compare.json").read_text())
     assert list(found["baselines"]) == ["median_of", "linear"]
 
 
-def test_in_python_in_memory(package, sources):
-    code = (
-        "import sys; from coram_hf.baselines import METHODS, merge, merge_tensor\n"
-        "import torch; base, *experts = sys.argv[1:]\n"
-        "result = merge(base, experts, 'median_of', scale=0.5, progress=False)\n"
-        "print(float(result.model.lm_head.weight.double().sum()), 'median_of' in METHODS)\n"
-        "print(merge_tensor(torch.zeros(1), [torch.ones(1) * i for i in (1, 5, 3)], 'median_of').item())\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *sys.path])}
-    command = [sys.executable, "-c", code, *map(str, everything(sources))]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    total, listed, single = printed.split()
-    assert float(total) == pytest.approx(
-        float(expected(sources, 0.5)["lm_head.weight"].double().sum()), rel=1e-5
-    )
-    assert (listed, single) == ("True", "4.5")
+def test_in_python_in_memory(session, sources):
+    total, listed, single = session["python"]
+    whole = float(expected(sources, 0.5)["lm_head.weight"].double().sum())
+    assert total == pytest.approx(whole, rel=1e-5)
+    assert listed[-1] == "median_of"
+    assert single == 4.5
 
 
-def test_a_method_that_does_not_load_is_named(package, tmp_path):
+def test_a_method_that_does_not_load_is_named(tmp_path):
     broken = tmp_path / "broken-1.0.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (broken / "entry_points.txt").write_text("[coram_hf.methods]\nbroken = nowhere_at_all:METHOD\n")
-    error = run(tmp_path, "methods", "broken", code=2)
-    assert "method 'broken' (nowhere_at_all:METHOD) cannot be loaded: ModuleNotFoundError" in error
+    code = "from coram_hf.methods.registry import find_method\ntry: find_method('broken')\n"
+    printed = python(tmp_path, code + "except ValueError as error: print(error)")
+    assert "method 'broken' (nowhere_at_all:METHOD) cannot be loaded: ModuleNotFoundError" in printed
