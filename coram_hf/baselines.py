@@ -72,7 +72,7 @@ def open_merger(base: ModelSource, experts: ModelSources, method: str, **options
     check_names(options, list(known), f"option of {method}")
     shared = {key: value for key, value in options.items() if key in merge_options()}
     parameters = {key: value for key, value in options.items() if key not in shared}
-    return Merger(base, experts, entry.choose(parameters), cast(MergeOptions, shared))
+    return Merger.open(base, experts, entry.choose(parameters), cast(MergeOptions, shared))
 
 
 def merge(
@@ -97,7 +97,7 @@ def merge_oft(
     Options: those of `MergeOptions`.
     """
     choice = choose_oft({"space": "oft", "weights": weights})
-    merger = Merger(base, experts, choice, cast(MergeOptions, options))
+    merger = Merger.open(base, experts, choice, cast(MergeOptions, options))
     adapter = cast(OftMerge, merger.method).adapter
     return merger.merge(keep_update=False).with_adapter(adapter)
 

@@ -96,29 +96,21 @@ class Merger:
     """A method on some inputs, which are read and never changed."""
 
     def __init__(
-        self, base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
+        self, inputs: Inputs, choice: Choice, *, progress: bool = True, opening: float = 0.0
     ) -> None:
-        """Open and check all sources."""
-        started = time.perf_counter()
-        inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
-        opening = time.perf_counter() - started
-        self._set_up(inputs, choice, options.get("progress", True), opening)
-
-    @classmethod
-    def of(cls, inputs: Inputs, choice: Choice, *, progress: bool = True) -> Merger:
-        """A merger on inputs that are open already."""
-        merger = cls.__new__(cls)
-        targets = inputs.with_targets(choice.target_modules, required=choice.need_targets)
-        merger._set_up(targets, choice, progress, opening=0.0)
-        return merger
-
-    def _set_up(self, inputs: Inputs, choice: Choice, progress: bool, opening: float) -> None:
+        """`opening`: seconds that opening the inputs took."""
         check_precision(inputs.device, choice.compute_dtype)
         self.inputs = inputs
         self.method = choice.make(inputs)
         self._choice = choice
         self._strength = choice.strength(len(inputs.experts))
         self._progress, self._opening = progress, opening
+
+    @staticmethod
+    def open(base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions) -> Merger:
+        """The merger of a chosen method, with all sources opened and checked."""
+        inputs, opening = _opened(base, experts, choice, options)
+        return Merger(inputs, choice, progress=options.get("progress", True), opening=opening)
 
     @cached_property
     def _memory(self) -> MemoryRunner:
@@ -244,4 +236,15 @@ class CoramMerger(Merger):
                 f"config must be a CoramConfig, found {config!r}; CoramConfig.from_line(...) reads a line"
             )
         self.config = config or CoramConfig()
-        super().__init__(base, experts, choose_coram(self.config), options)
+        choice = choose_coram(self.config)
+        inputs, opening = _opened(base, experts, choice, options)
+        super().__init__(inputs, choice, progress=options.get("progress", True), opening=opening)
+
+
+def _opened(
+    base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
+) -> tuple[Inputs, float]:
+    """The inputs of a merge, and how many seconds it took to open them."""
+    started = time.perf_counter()
+    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+    return inputs, time.perf_counter() - started

@@ -54,8 +54,8 @@ class MergeResult(Shown):
         """This result as the adapter that it is, for `save_adapter`."""
         return MergeResult(self.model, self.report, self._inputs, self._updates, self._retained, adapter)
 
-    def _facts(self) -> Facts:
-        facts = self.report._facts()
+    def facts(self) -> Facts:
+        facts = self.report.facts()
         return facts._replace(
             title=f"{type(self.model).__name__}, {facts.title}",
             single={"parameters": self.model.num_parameters(), **facts.single},

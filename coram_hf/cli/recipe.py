@@ -41,7 +41,7 @@ class Recipe:
 
         choice = find_method(self.method).choose(self.parameters)
         options: Any = {**self.options, "progress": progress}
-        return Merger(self.base, self.experts, choice, options)
+        return Merger.open(self.base, self.experts, choice, options)
 
     def config(self, without: str = "") -> CoramConfig:
         """The CoramConfig of a recipe; `without` is the error for a method that has none."""

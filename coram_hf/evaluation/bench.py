@@ -108,7 +108,8 @@ class Bench:
         }
 
     def _merger(self, choice: Choice) -> Merger:
-        return Merger.of(self._inputs, choice, progress=self._progress)
+        inputs = self._inputs.with_targets(choice.target_modules, required=choice.need_targets)
+        return Merger(inputs, choice, progress=self._progress)
 
     def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:
         return _Subject(self._inputs, label, settings, self._tokenizer, self._memory)

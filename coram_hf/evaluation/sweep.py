@@ -15,6 +15,7 @@ from coram_hf.baselines import METHODS
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.figure import draw_sweep
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
@@ -22,7 +23,6 @@ from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.outputs.files import output_folder, replacing, write_whole
-from coram_hf.report.sweep_figure import draw_sweep
 from coram_hf.report.tables import markdown as table
 
 JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"

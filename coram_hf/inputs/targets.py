@@ -20,6 +20,15 @@ from coram_hf.errors import CoramError
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What modules and model configs call the number of experts of a mixture layer."""
 
+CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
 OTHER_MODALITIES = ("vision", "image", "audio", "speech", "video", "vq")
 """Words in the names of sub-configs that describe something else than language."""
 
@@ -67,7 +76,7 @@ def _projections(module: nn.Module, expert_counts: set[int]) -> Iterator[tuple[T
         yield module.weight, True
     elif isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
         yield module.in_proj_weight, False
-    elif not isinstance(module, nn.modules.conv._ConvNd):
+    elif not isinstance(module, CONVOLUTIONS):
         counts = expert_counts | _expert_counts(module)
         stacks = {
             name: parameter

@@ -145,7 +145,7 @@ class MergeReport(Shown):
         write_whole(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
         return path
 
-    def _facts(self) -> Facts:
+    def facts(self) -> Facts:
         counts = self.counts
         return Facts(
             f"Merge: {self.line}",

@@ -71,7 +71,7 @@ class MergePlan(Shown):
         ]
         return "\n".join(lines)
 
-    def _facts(self) -> Facts:
+    def facts(self) -> Facts:
         counts = self.parameter_counts
         parts = {
             part: f"{len(names):,} tensors, {counts[part]:,} parameters"

@@ -97,13 +97,13 @@ class Shown(ABC):
     """Mixin: rich, notebooks and the interpreter show the facts of an object."""
 
     @abstractmethod
-    def _facts(self) -> Facts: ...
+    def facts(self) -> Facts: ...
 
     def __rich__(self) -> RichTable:
-        return self._facts().rich()
+        return self.facts().rich()
 
     def _repr_html_(self) -> str:
-        return self._facts().html()
+        return self.facts().html()
 
     def __repr__(self) -> str:
         from rich.console import Console
