@@ -251,7 +251,7 @@ def test_an_adapter_of_another_base_is_pointed_out_or_refused(tmp_path):
 def test_a_model_with_injected_adapters_is_no_expert():
     base = tiny_llama()
     injected = adapted(base, METHODS["LoRA"](), 0).get_base_model()
-    with pytest.raises(CoramError, match="holds adapters; pass it as a PeftModel"):
+    with pytest.raises(CoramError, match="contains adapters; pass it as a PeftModel"):
         CoramMerger(base, {"e": injected})
 
 
@@ -332,7 +332,7 @@ def test_orthomerge_on_oft_wants_like_adapters():
         (adapted(base, METHODS["OFT, Cayley-Neumann"](), 1), "expert 'b' has use_cayley_neumann=True"),
         (
             adapted(base, peft.OFTConfig(oft_block_size=8, target_modules=ALL, use_cayley_neumann=False), 1),
-            "expert 'b' has OFT blocks on other modules or of other sizes",
+            "expert 'b' has OFT blocks on different modules or of different sizes",
         ),
     ):
         with pytest.raises(CoramError, match=message):
@@ -497,7 +497,7 @@ def test_damaged_adapter_configs_are_named(content, tmp_path):
     base = tiny_llama()
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
+    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is not a PEFT config"):
         open_inputs(base, {"bad": tmp_path}, {})
 
 
