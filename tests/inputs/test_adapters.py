@@ -327,8 +327,8 @@ def test_orthomerge_on_oft_wants_like_adapters():
     base = tiny_llama()
     oft = adapted(base, METHODS["OFT, Cayley"](), 0)
     for other, message in (
-        (adapted(base, METHODS["LoRA"](), 1), "expert 'b' is LORA, not an OFT adapter"),
-        (fine_tuned(base, 0.05, 1), "expert 'b' is full, not an OFT adapter"),
+        (adapted(base, METHODS["LoRA"](), 1), "expert 'b' is LORA; expected an OFT adapter"),
+        (fine_tuned(base, 0.05, 1), "expert 'b' is full; expected an OFT adapter"),
         (adapted(base, METHODS["OFT, Cayley-Neumann"](), 1), "expert 'b' has use_cayley_neumann=True"),
         (
             adapted(base, peft.OFTConfig(oft_block_size=8, target_modules=ALL, use_cayley_neumann=False), 1),
@@ -410,7 +410,7 @@ def test_oft_of_old_versions_of_peft(folder, tmp_path):
     for name, tensor in expected.items():
         torch.testing.assert_close(opened[name], tensor, rtol=1e-5, atol=1e-6)
     narrow = tiny_llama(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
-    shapes = r"tensor 'lm_head\.weight': shape \(24, 16\), but the base needs \(48, 8\)"
+    shapes = r"tensor 'lm_head\.weight': shape \(24, 16\), but the base requires \(48, 8\)"
     with pytest.raises(CoramError, match=shapes):
         open_inputs(narrow, {"old": folder}, {})
 
