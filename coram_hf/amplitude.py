@@ -1,4 +1,4 @@
-"""Amplitude restoration: how far the geometric update is amplified, lambda = kappa * c."""
+"""Amplitude restoration: by how much the geometric update is amplified, lambda = kappa * c."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from coram_hf.errors import CoramError
 KAPPA_LOW_DISPERSION = 1.15
 KAPPA_HIGH_DISPERSION = 0.5
 UNEXPLORED_DISPERSION = (3.5, 16.0)
-"""The paper has four bases with D <= 3.5, one with D = 16, and none in between."""
+"""The paper tests four bases with D <= 3.5, one with D = 16, and none in between."""
 
 FOREIGN_UPDATE = 0.7
-"""Relative update above which an expert was probably not fine-tuned from the base; unrelated: 1.4."""
+"""Relative update above which an expert was probably not fine-tuned from the base (unrelated: 1.4)."""
 
 Wanted = Literal["nothing", "side", "exact"]
 
 
 @dataclass(frozen=True)
 class UpdateNorms:
-    """Squared Frobenius norms over a set of tensors: |W_0|^2, and |W_i - W_0|^2 by expert."""
+    """Squared Frobenius norms over a set of tensors: |W_0|^2, and |W_i - W_0|^2 per expert."""
 
     base: float
     updates: Mapping[str, float]
@@ -32,13 +32,15 @@ class UpdateNorms:
     def relative(self) -> dict[str, float]:
         """r_i = |dW_i| / |W_0|."""
         if self.base == 0:
-            raise CoramError("the base's target matrices are all zero: relative updates are undefined")
+            raise CoramError(
+                "the base's target matrices are all zero, so relative updates are undefined; check the base"
+            )
         return {name: math.sqrt(square / self.base) for name, square in self.updates.items()}
 
 
 @dataclass(frozen=True)
 class Strength:
-    """What a caller says about the strength of a merge; a method without amplification has lam = 1.
+    """The requested strength of a merge; a method without amplification has lam = 1.
 
     weights: w_i, summing to 1. threshold: D at which the kappa rule changes.
     """
@@ -52,7 +54,7 @@ class Strength:
 
     @classmethod
     def of(cls, config: CoramConfig, n_experts: int) -> Strength:
-        """The strength that a configuration asks for."""
+        """The strength requested by a configuration."""
         return cls(
             config.expert_weights(n_experts),
             config.balance,
@@ -64,17 +66,17 @@ class Strength:
 
     @property
     def source(self) -> str:
-        """How lambda comes about: "given", "kappa" (a given kappa) or "rule" (kappa from D)."""
+        """How lambda is determined: "given", "kappa" (from a given kappa) or "rule" (kappa from D)."""
         return "given" if self.lam is not None else "kappa" if self.kappa is not None else "rule"
 
     @property
     def measures_contraction(self) -> bool:
-        """Whether lambda needs c_RMS, which only a pass over all targets can tell."""
+        """Whether lambda depends on c_RMS, which takes a pass over all targets to measure."""
         return self.lam is None and self.scale == "c_rms"
 
 
 def wanted(strength: Strength) -> Wanted:
-    """What must be known of the update norms before merging: exact ones, or the side of D's threshold."""
+    """What must be known before merging: exact update norms, the side of D's threshold, or nothing."""
     if strength.balance is not None:
         return "exact"
     by_rule = strength.source == "rule" and strength.scale == "sqrt_n"
@@ -83,10 +85,10 @@ def wanted(strength: Strength) -> Wanted:
 
 @dataclass(frozen=True)
 class Amplitude:
-    """What strength and update norms decide: dispersion, balance factors, kappa, and lambda.
+    """What follows from strength and update norms: dispersion, balance factors, kappa, and lambda.
 
     factors: f_i in expert order. Without norms the dispersion is NaN and nothing is balanced.
-    lam: None while it is unknown: D is infinite under the rule, or c_RMS is not measured yet.
+    lam: None while unknown, because D is infinite under the rule or c_RMS is not measured yet.
     """
 
     relative_updates: dict[str, float]
@@ -100,7 +102,7 @@ class Amplitude:
 
 
 def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = None) -> Amplitude:
-    """Decide lambda: as given, or kappa * sqrt(N), or kappa * c_RMS."""
+    """Determine lambda: as given, kappa * sqrt(N), or kappa * c_RMS."""
     n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
     relative = {} if norms is None else norms.relative()
     factors = balance_factors(relative, strength.balance)
@@ -126,13 +128,13 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
 
 
 def require_kappa(amplitude: Amplitude, strength: Strength) -> None:
-    """Refuse to merge where the kappa rule has no answer and the caller gave none."""
+    """Raise if the kappa rule does not apply and neither kappa nor lambda is given."""
     if strength.lam is None and amplitude.kappa is None and amplitude.relative_updates:
         raise CoramError(f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= or lam=")
 
 
 def ideal_contraction(weights: Sequence[float]) -> float:
-    """sqrt(N) for uniform weights, 1 / sqrt(sum w_i^2) in general."""
+    """1 / sqrt(sum w_i^2), which is sqrt(N) for uniform weights."""
     return 1 / math.sqrt(math.fsum(w * w for w in weights))
 
 
@@ -150,7 +152,7 @@ def kappa_rule(D: float, threshold: float) -> float:
 def balance_factors(relative: Mapping[str, float], balance: Balance | None) -> dict[str, float]:
     """f_i for W_i <- W_0 + f_i dW_i with m the median r_i: `damp` min(1, m / r_i), `equal` m / r_i.
 
-    Experts equal to the base have nothing to scale: their f_i is 1, and they do not enter the median.
+    Experts equal to the base have f_i = 1 and do not enter the median.
     """
     changed = [r for r in relative.values() if r > 0]
     if balance is None or not changed:
@@ -167,7 +169,7 @@ def contraction(update_norms: Sequence[float], merged_norm: float) -> float | No
 
 
 def balanced_contraction(norms: UpdateNorms, factors: Sequence[float], merged_square: float) -> float | None:
-    """c_RMS of the balanced updates f_i dW_i and a merged update of the given squared norm."""
+    """c_RMS of the balanced updates f_i dW_i, for a merged update with the given squared norm."""
     balanced = [f * square**0.5 for f, square in zip(factors, norms.updates.values(), strict=True)]
     return contraction(balanced, merged_square**0.5)
 

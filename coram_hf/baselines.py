@@ -45,11 +45,11 @@ METHODS: Mapping[str, Entry]
 PAPER_PRESETS: Mapping[str, Preset]
 MERGEBENCH_PRESETS: Mapping[str, Preset]
 PRESETS: Mapping[str, Preset]
-"""Ready parameter sets, by the names of the paper's tables."""
+"""Predefined parameter sets, by their names in the paper's tables."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load methods and presets on first use: those of other packages may import this module."""
+    """Load methods and presets on first use, because methods of other packages may import this module."""
     made: dict[str, Callable[[], Any]] = {
         "METHODS": lambda: {name: find_method(name) for name in rival_names()},
         "PAPER_PRESETS": paper_presets,
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
 
 
 def open_merger(base: ModelSource, experts: ModelSources, method: str, **options: Any) -> Merger:
-    """The merger of any method, CORAM among them, with all sources opened and checked.
+    """The merger of any method, including CORAM, with all sources opened and checked.
 
     Options: the parameters of the method, `weights`, `balance`, `target_modules`, and those of
     `MergeOptions`.
@@ -78,9 +78,9 @@ def open_merger(base: ModelSource, experts: ModelSources, method: str, **options
 def merge(
     base: ModelSource, experts: ModelSources, method: str, *, keep_update: bool = False, **options: Any
 ) -> MergeResult:
-    """Merge models by a method, with the report of CoramMerger.
+    """Merge models with any method, in memory, with the same report as CoramMerger.
 
-    Options: those of `open_merger`, and `keep_update`, for `with_lambda`.
+    Options: those of `open_merger`, and `keep_update`, which `with_lambda` needs.
     """
     return open_merger(base, experts, method, **options).merge(keep_update=keep_update)
 
@@ -111,9 +111,9 @@ def merge_tensor(
     name: str = "",
     **parameters: Any,
 ) -> Tensor:
-    """One merged tensor, float64 for float64 input and float32 otherwise.
+    """Merge one tensor; the result is float64 for float64 input and float32 otherwise.
 
-    `name` is the tensor's name, for methods that draw random numbers.
+    `name` seeds the methods that draw random numbers.
     """
     chosen = find_method(method)
     if not isinstance(chosen, Baseline):

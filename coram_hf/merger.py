@@ -1,4 +1,4 @@
-"""CoramMerger: the method from end to end, in memory or from files to files."""
+"""CoramMerger: the whole method, in memory or from files to files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SinkType = TypeVar("SinkType", bound=Sink)
 
 
 class Outcome(NamedTuple):
-    """A finished merge: what happened to every parameter, the exact amplitude, and the norms behind it."""
+    """A finished merge: a record of every parameter, the exact amplitude, and the norms behind it."""
 
     records: dict[str, Record]
     amplitude: Amplitude
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 def merge_into(
     sink: SinkType, run: Runner[SinkType], inputs: Inputs, method: Method, strength: Strength
 ) -> Outcome:
-    """Merge every parameter into its place in a sink, amplified by the lambda that the norms decide."""
+    """Merge every parameter into a sink, with the lambda that follows from the norms."""
     names = method.names(inputs)
     known = run.norms(wanted(strength))
     amplitude = choose(None if known is None else known.measured, strength)
@@ -83,8 +83,8 @@ def merge_into(
         if exact.lam == amplitude.lam:
             return Outcome(records, exact, survey)
         logger.warning(
-            "the dispersion of all targets is %.3g, on the other side of the threshold than that of the "
-            "sample: merging again with lambda %s in place of %s",
+            "the dispersion over all targets is %.3g, on the other side of the threshold from the sample's: "
+            "merging again with lambda %s instead of %s",
             exact.dispersion,
             exact.lam,
             amplitude.lam,
@@ -93,7 +93,7 @@ def merge_into(
 
 
 class Merger:
-    """A method on some inputs, which are read and never changed."""
+    """A method applied to inputs, which are read and never changed."""
 
     def __init__(
         self, inputs: Inputs, choice: Choice, *, progress: bool = True, opening: float = 0.0
@@ -117,7 +117,7 @@ class Merger:
         return MemoryRunner(self.inputs, self._choice.label, self._progress)
 
     def inspect(self) -> MergePlan:
-        """Check every weight and say what the merge will do: the parts, D, kappa, lambda."""
+        """Check every weight and return the plan of the merge: what is merged how, D, kappa, and lambda."""
         survey = self._memory.norms()
         return self._plan(choose(survey.measured, self._strength), survey)
 
@@ -128,8 +128,8 @@ class Merger:
     def merge(self, *, keep_update: bool = True) -> MergeResult:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
 
-        `keep_update=False` forgets each update once it is written, so that the result cannot be
-        reassembled by `with_lambda`; with `scale="c_rms"` all are held until lambda is known.
+        `keep_update=False` drops each update once it is written, which saves memory but rules out
+        `with_lambda`; with `scale="c_rms"` all updates are held until lambda is known.
         """
         inputs = self.inputs
         for warning in self.inspect().warnings:
@@ -146,11 +146,10 @@ class Merger:
     def merge_to(
         self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int | str = "50GB"
     ) -> MergeReport:
-        """Merge from files to files, in memory for a few matrices, and return the report.
+        """Merge from files to files, with only a few matrices in memory, and return the report.
 
-        The folder appears when it is whole. A merge that was stopped resumes when the same call is made
-        again; one whose inputs have changed starts over. Under `torchrun` every process writes a share of
-        the shards.
+        The folder appears once it is complete. The same call resumes an interrupted merge; if inputs or
+        options have changed, it starts over. Under `torchrun` every process writes its own shards.
         """
         run = self._files(folder, max_shard_size)
         with workspace_of(run, overwrite) as finished:
@@ -175,7 +174,7 @@ class Merger:
         return build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
-        """Merge into a folder that is pushed and forgotten; options: see `hub.push_folder`."""
+        """Merge into a temporary folder and push it; for the options see `hub.push_folder`."""
         check_names(options, PUSH_OPTIONS, "push option")
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "merged"
@@ -185,19 +184,19 @@ class Merger:
             return push_folder(folder, repo_id, fresh=True, **options)
 
     def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Raise what `merge_to` would raise before it merges: about the folder, the disk, and lambda."""
+        """Raise any error about the folder, the disk or lambda that `merge_to` would raise before merging."""
         self._files(folder).check(overwrite)
         if self._strength.source == "rule":
             require_kappa(choose(self._memory.norms().measured, self._strength), self._strength)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
-        """Bytes of disk that `merge_to` takes, and about how much memory."""
+        """The bytes of disk, and roughly of memory, that `merge_to` needs."""
         return requirements(
             self._files("merged", max_shard_size), self.inputs, self.method.names(self.inputs)
         )
 
     def forecast(self, folder: str | Path) -> Forecast:
-        """How long `merge_to` would take; merges one parameter of every shape to find out."""
+        """Estimate how long `merge_to` takes, by merging one parameter of every shape."""
         names, n_experts = self.method.names(self.inputs), len(self.inputs.experts)
         work = self.method.bind(self.inputs, (1.0,) * n_experts, measure=True)
         task = merge_task(work, names, 1.0, self.inputs, measures=True)
@@ -210,7 +209,7 @@ class Merger:
 
 
 class CoramMerger(Merger):
-    """Merge experts that were fine-tuned from one base, by CORAM.
+    """Merge experts that were fine-tuned from one base with CORAM.
 
     The base and the experts are read, never changed. Memory beyond them: the result, the kept update
     (4 bytes per target parameter, none with `keep_update=False`), and some tens of megabytes; the
@@ -220,7 +219,7 @@ class CoramMerger(Merger):
         base: the model that all experts were fine-tuned from, or its folder or Hub id.
         experts: a list, or a dict name -> expert; an expert is a model, a PeftModel (each of its adapters
             is an expert), or the folder or Hub id of either.
-        config: what to do; the default is the paper's `full` line under its kappa rule.
+        config: the method's options; the default is the paper's `full` line with its kappa rule.
         options: vocabulary, tokenizers, dtype, trust_remote_code, progress; see `MergeOptions`.
     """
 

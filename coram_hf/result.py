@@ -1,4 +1,4 @@
-"""MergeResult: the merged model, its report, and what is needed to reassemble it at another lambda."""
+"""MergeResult: the merged model, its report, and the update to reassemble it at another lambda."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from coram_hf.report.tables import Facts, Shown
 
 
 class MergeResult(Shown):
-    """A merged model in the base's class, with the report of its merge.
+    """A merged model of the base's class, with the report of its merge.
 
     The kept geometric update costs 4 bytes per target parameter (8 for float64 models); merge with
-    `keep_update=False` to do without it, and without `with_lambda`.
+    `keep_update=False` to save that, at the price of `with_lambda`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MergeResult(Shown):
         self._adapter = adapter
 
     def with_adapter(self, adapter: PeftModel) -> MergeResult:
-        """This result as the adapter that it is, for `save_adapter`."""
+        """This result with its merged adapter, for `save_adapter` to write."""
         return MergeResult(self.model, self.report, self._inputs, self._updates, self._retained, adapter)
 
     def facts(self) -> Facts:
@@ -62,7 +62,7 @@ class MergeResult(Shown):
         )
 
     def with_lambda(self, lam: float) -> MergeResult:
-        """The same merge reassembled at another coefficient, W_0 + lam * update, as a new model.
+        """Reassemble the merge at another coefficient, W_0 + lam * update, as a new model.
 
         The base is read again, so it must still hold the weights that were merged.
         """
@@ -73,9 +73,9 @@ class MergeResult(Shown):
         return other
 
     def rescale_(self, lam: float) -> None:
-        """Reassemble this result's own model at another coefficient, in place; the report follows.
+        """Reassemble this result's own model at another coefficient, in place, and update the report.
 
-        A sweep does this for every lambda: no geometry, no copy of the model.
+        Sweeps use this for every lambda: it neither repeats the geometry nor copies the model.
         """
         updates = self._check_lambda(lam)
         state, records = self.model.state_dict(), {name: Record() for name in updates}
@@ -93,7 +93,7 @@ class MergeResult(Shown):
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 
     def _check_lambda(self, lam: float) -> dict[str, Tensor]:
-        """The kept updates, if lambda is a number and they were kept."""
+        """Return the kept updates; raise if there are none, or if lambda is not a number."""
         check_number("lam", lam)
         if self._updates is None:
             raise CoramError("the geometric update was not kept; merge with keep_update=True")
@@ -102,17 +102,17 @@ class MergeResult(Shown):
     def save_adapter(
         self, folder: str | Path, *, rank: int | None = None, energy: float = 0.99
     ) -> MergeReport:
-        """Write the merged update as an adapter of the base, and the report with what that costs.
+        """Write the merged update as an adapter of the base, with the report, which is also returned.
 
-        A merge of OFT adapters is written as the OFT adapter that it is. Any other becomes a LoRA adapter,
-        by a truncated SVD of every matrix: of the given rank, or the least that keeps a share `energy` of
-        its squared norm. The relative error of each matrix goes into the report, which is also returned.
-        What a residual pathway changed outside the target matrices is not part of an adapter.
+        A merge of OFT adapters is written as an OFT adapter. Any other becomes a LoRA adapter, by a truncated
+        SVD of every matrix: of the given rank, or the lowest that keeps a share `energy` of its squared
+        norm. The report contains the relative error of each matrix. What a residual pathway changed outside
+        the target matrices is not part of the adapter.
         """
         folder = Path(folder)
         if self._adapter is not None:
             if rank is not None:
-                raise CoramError("rank: a merge of OFT adapters is saved as the OFT adapter that it is")
+                raise CoramError("remove rank: a merge of OFT adapters is saved as an OFT adapter")
             self._adapter.save_pretrained(str(folder))
             self.report.save(folder)
             return self.report
@@ -136,9 +136,9 @@ class MergeResult(Shown):
     def save_pretrained(
         self, folder: str | Path, *, card_data: ModelCardData | None = None, **options: Any
     ) -> None:
-        """Write all that is needed to run the model, with its card (README.md) and coram_report.json.
+        """Write everything needed to run the model, with its card (README.md) and coram_report.json.
 
-        `card_data` adds to the card's metadata, or takes its place. Options go to
+        `card_data` adds fields to the card's metadata, or overrides them. Options go to
         `PreTrainedModel.save_pretrained`. Tokenizer, chat template and processor files are the base's, or
         those of the merged tokenizer; custom code is copied only if it is trusted.
         """
@@ -150,7 +150,7 @@ class MergeResult(Shown):
         publish_report(self.report, folder, card_data)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
-        """Push weights, tokenizer, card and report in one commit; returns its address.
+        """Push weights, tokenizer, card and report in one commit, and return its URL.
 
         Options: `private`, `revision`, `commit_message`, `create_pr`, `token`; see `hub.push_folder`.
         """

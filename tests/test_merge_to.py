@@ -194,9 +194,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(tmp_path, mon
     (tmp_path / "file").write_text("")
     with pytest.raises(CoramError, match="is a file"):
         merger.merge_to(tmp_path / "file", overwrite=True)
-    with pytest.raises(CoramError, match="holds an input"):
+    with pytest.raises(CoramError, match="contains an input"):
         merger.merge_to(tmp_path, overwrite=True)
-    with pytest.raises(CoramError, match="holds an input"):
+    with pytest.raises(CoramError, match="contains an input"):
         merger.merge_to(sources.experts["e0"], overwrite=True)
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("coram_hf.execution.workspace.shutil.disk_usage", lambda _: usage)
@@ -229,7 +229,7 @@ def test_the_device_of_the_geometry(tmp_path):
     with pytest.raises(ValueError, match="valid: cpu, cuda"):
         CoramMerger(base, experts, device="gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="there is no 'cuda'"):
+        with pytest.raises(ValueError, match="'cuda' is not available"):
             CoramMerger(base, experts, device="cuda:1")
 
 

@@ -1,4 +1,4 @@
-"""What can be chosen: the configuration of a merge, its line, and how options are declared and checked."""
+"""The configuration of a merge, its one-line name, and how options are declared and checked."""
 
 from coram_hf.config.coram import (
     Balance,

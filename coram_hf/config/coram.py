@@ -1,4 +1,4 @@
-"""CoramConfig: every choice of one CORAM merge."""
+"""CoramConfig: every option of a CORAM merge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ComputeDtype = Literal["float64", "float32"]
 
 
 def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
-    """Expert weights as floats: finite, not negative, not all zero."""
+    """Return expert weights as floats; raise unless they are finite, non-negative and not all zero."""
     if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
         raise CoramError(f"weights must be a list of numbers in expert order, found {weights!r}")
     given = tuple(weights)
@@ -45,7 +45,7 @@ def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
 
 
 def check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
-    """A regular expression, or name suffixes as a tuple."""
+    """Return a regular expression, or name suffixes as a tuple; raise for anything else."""
     patterns = (targets,) if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
     if not patterns or not all(isinstance(p, str) and p for p in patterns):
         raise CoramError(f"target_modules must be a regex or a list of names, found {targets!r}")
@@ -77,7 +77,7 @@ TargetModules = Annotated[
 
 
 class _Checked:
-    """A dataclass whose declared options are checked when it is made."""
+    """A dataclass that checks its declared options on creation."""
 
     def __post_init__(self) -> None:
         for name, option in options_of(type(self)).items():
@@ -85,7 +85,7 @@ class _Checked:
 
 
 def options_of(cls: type) -> dict[str, Declared]:
-    """The options that the fields of a dataclass declare."""
+    """The options declared by the fields of a dataclass."""
     if cls not in _OPTIONS:
         _OPTIONS[cls] = _read_options(cls)
     return _OPTIONS[cls]
@@ -102,7 +102,7 @@ def _read_options(cls: Any) -> dict[str, Declared]:
 
 @dataclass(frozen=True)
 class Shared(_Checked):
-    """What every method takes."""
+    """The options of every method."""
 
     weights: Weights = None
     balance: BalanceOption = None
@@ -115,7 +115,7 @@ class Shared(_Checked):
 
 @dataclass(frozen=True)
 class CoramConfig(_Checked):
-    """Every choice of a CORAM merge; the defaults are the paper's plain `full` line under its kappa rule."""
+    """Every option of a CORAM merge; the defaults are the paper's plain `full` line with its kappa rule."""
 
     slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT
     branch: Annotated[
@@ -148,13 +148,13 @@ class CoramConfig(_Checked):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CoramConfig:
-        """A config from named values; an unknown name is an error that suggests the nearest one."""
+        """A config from named values; the error for an unknown name suggests the closest valid one."""
         check_names(values, list(options_of(cls)), "CoramConfig option")
         return cls(**values)
 
     @classmethod
     def from_report(cls, report: Report) -> CoramConfig:
-        """The config of a merge by its report, so that it can be repeated."""
+        """The config recorded in a report, to repeat its merge."""
         if report.slice_height is None:
             raise CoramError(f"the merge was made by {report.method}, which has no CoramConfig")
         return cls.from_dict(report.config)
@@ -179,12 +179,12 @@ class CoramConfig(_Checked):
 
     @property
     def residual_lines(self) -> tuple[str, ...]:
-        """The lines that differ from this one in the residual pathway only."""
+        """This line with each of the residual pathways."""
         return tuple(replace(self, residual=residual).line for residual in get_args(Residual))
 
     @property
     def shared(self) -> Shared:
-        """The options that other methods have, too."""
+        """The options shared with other methods."""
         return Shared(self.weights, self.balance, self.target_modules)
 
     def expert_weights(self, n_experts: int) -> tuple[float, ...]:
@@ -200,7 +200,7 @@ class CoramConfig(_Checked):
 
 
 class Report(Protocol):
-    """What `from_report` reads of a MergeReport."""
+    """The part of a MergeReport that `from_report` reads."""
 
     @property
     def method(self) -> str: ...
@@ -211,7 +211,7 @@ class Report(Protocol):
 
 
 def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple[float, ...]:
-    """w_i summing to 1: uniform for None; there must be one per expert."""
+    """w_i summing to 1, uniform for None; raises unless there is one weight per expert."""
     if weights is None:
         return (1 / n_experts,) * n_experts
     numbers = check_weights(weights)
@@ -226,7 +226,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(cls: type) -> None:
-    """Add the options to a docstring: their help is written where they are declared."""
+    """Add the help of the declared options to the docstring of a dataclass."""
     lines = [f"    {name}: {option.summary}" for name, option in options_of(cls).items()]
     cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *lines])
 

@@ -1,7 +1,7 @@
-"""Options, declared once in annotations and read by Python, recipes and the command line.
+"""Options, declared once in annotations and used by Python, recipes and the command line.
 
 An annotation such as `density: Annotated[float, Range("(0, 1]"), "Share of the entries that are kept."]`
-states the type, the valid values and the help of an option.
+gives an option's type, valid values and help.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INTERVAL = re.compile(r"([(\[])\s*(\S+)\s*,\s*(\S+)\s*([)\]])")
 
 @dataclass(frozen=True)
 class Range:
-    """The valid numbers as an interval in the notation of mathematics, such as `(0, 1]` or `[1, inf)`."""
+    """The valid numbers as an interval in mathematical notation, such as `(0, 1]` or `[1, inf)`."""
 
     interval: str
 
@@ -51,7 +51,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Checked:
-    """A check of its own, for values that are neither numbers nor choices; returns the value to use."""
+    """A custom check, for values that are neither numbers nor choices; returns the value to use."""
 
     check: Callable[[Any], Any]
 
@@ -68,7 +68,7 @@ FINITE = Range("(-inf, inf)")
 class Declared:
     """One option: its name, type, valid values, help and default.
 
-    kind: str, int, float, bool, or list where several values can be given.
+    kind: str, int, float, bool, or list if it takes several values.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Declared:
     python_only: bool = False
 
     def checked(self, value: Any, of: str = "") -> Any:
-        """The value, if it is valid; `of` says whose option it is."""
+        """Return the value if it is valid, else raise; `of` names the owner of the option in the message."""
         what = f"{of}: {self.name}" if of else self.name
         if value is None and self.optional:
             return value
@@ -103,7 +103,7 @@ class Declared:
 
     @property
     def expected(self) -> str:
-        """What a number must be, in words."""
+        """The valid numbers in words, such as `a positive integer`."""
         if self.kind is int and self.range.bounds()[1] >= 1:
             return "a positive integer"
         noun = "an integer" if self.kind is int else "a finite number"
@@ -112,7 +112,7 @@ class Declared:
 
     @property
     def summary(self) -> str:
-        """The help, with the valid values."""
+        """The help, followed by the valid values."""
         if self.choices:
             *others, last = self.choices
             return f"{self.help} One of {', '.join(others)} or {last}." if others else f"{self.help} {last}."
@@ -121,7 +121,7 @@ class Declared:
 
 
 def declared(hints: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Declared]:
-    """The options of some annotations, as `get_type_hints(..., include_extras=True)` returns them."""
+    """Read options from annotations, as returned by `get_type_hints(..., include_extras=True)`."""
     return {name: _read(name, hint, (defaults or {}).get(name)) for name, hint in hints.items()}
 
 
@@ -150,7 +150,7 @@ def _read(name: str, hint: Any, default: Any) -> Declared:
 
 
 def check_names(given: Iterable[str], valid: Sequence[str], what: str) -> None:
-    """Raise for the first name that is not valid, with the nearest valid one."""
+    """Raise for the first invalid name, and suggest the closest valid one."""
     for name in given:
         if name not in valid:
             near = difflib.get_close_matches(str(name), valid, n=1)

@@ -27,7 +27,7 @@ _GRAMMAR = (
 
 
 class LineFields(NamedTuple):
-    """The fields of a configuration that its line states."""
+    """The fields of a configuration that its line encodes."""
 
     slice_height: int
     branch: str
@@ -37,7 +37,7 @@ class LineFields(NamedTuple):
 
 
 def read_line(line: str) -> dict[str, Any]:
-    """The fields that a line states, by name."""
+    """Parse a line into its fields, by name."""
     match = _LINE.fullmatch(line.strip()) if isinstance(line, str) else None
     if match is None:
         raise CoramError(f"cannot read the line {line!r}; {_GRAMMAR}")
@@ -49,7 +49,7 @@ def read_line(line: str) -> dict[str, Any]:
 
 
 def write_line(fields: LineFields) -> str:
-    """The line of some fields, the inverse of `read_line`."""
+    """Format fields as a line, the inverse of `read_line`."""
     height, branch, conflict, spread, residual = fields
     masked = conflict if branch == "full" else f"{branch}-{conflict}"
     line = branch if conflict is None else str(masked)

@@ -1,1 +1,1 @@
-"""How the work is done: threads, processes, phases that resume, and the folder that a merge grows in."""
+"""Running a merge: threads, processes, resumable phases, and the workspace on disk."""

@@ -1,4 +1,4 @@
-"""Where the geometry runs."""
+"""The device on which the geometry runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from coram_hf.errors import CoramError
 
 
 def compute_device(device: str | torch.device | None, local_rank: int = 0) -> torch.device | None:
-    """The device of the geometry: as given, "auto" for an accelerator if there is one, None as the base."""
+    """The device of the geometry: as given; "auto": an accelerator if there is one; None: the base's."""
     if device is None or isinstance(device, torch.device):
         return device
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -20,13 +20,13 @@ def compute_device(device: str | torch.device | None, local_rank: int = 0) -> to
     if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
         raise CoramError(f"device: unknown value {device!r}; valid: cpu, cuda, cuda:1, mps, auto")
     if chosen.type != "cpu" and (found is None or found.type != chosen.type):
-        raise CoramError(f"device: there is no {chosen.type!r} on this machine; found {found or 'cpu'}")
+        raise CoramError(f"device: {chosen.type!r} is not available on this machine; found {found or 'cpu'}")
     if chosen.type == "cuda" and chosen.index is None:
         return torch.device("cuda", local_rank % torch.cuda.device_count())
     return chosen
 
 
 def check_precision(device: torch.device | None, compute_dtype: str) -> None:
-    """Raise for Apple's devices, which have no float64, where that is asked for."""
+    """Raise if float64 is requested on Apple's mps, which lacks it."""
     if device is not None and device.type == "mps" and compute_dtype == "float64":
         raise CoramError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')

@@ -1,4 +1,4 @@
-"""FileRunner: a merge from files to files, in phases that a journal lets resume, split over processes."""
+"""FileRunner: a merge from files to files, in resumable phases, split over processes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from coram_hf.outputs.output import Output
 from coram_hf.outputs.place import Place
 
 SAMPLE = 8
-"""Least number of matrices from which the side of the dispersion threshold is guessed."""
+"""The fewest matrices from which to estimate the side of the dispersion threshold."""
 
 
 class WholeSink(Protocol):
-    """Where every parameter of the model goes."""
+    """A sink that takes every parameter of the model, merged or not."""
 
     def place(self, name: str) -> Place:
         """Where one merged parameter goes."""
@@ -43,10 +43,10 @@ class WholeSink(Protocol):
 
 
 class FileRunner:
-    """Merges into a folder: its layout, its workspace, and its phases.
+    """Runs the phases of a merge into a folder, in a workspace.
 
-    Exact norms are measured while merging; before that, a sample tells on which side of the threshold D lies.
-    state: what the merge is made from; None if a model is in memory, and nothing can be resumed.
+    Exact norms are measured while merging; before that, a sample tells the side of D's threshold.
+    state: the identity of inputs and settings; None if a model is in memory, so that nothing can be resumed.
     """
 
     measures = True
@@ -79,7 +79,7 @@ class FileRunner:
         self._stream = Stream(self.workspace, self.processes, inputs.prefetch, self.threads, label, progress)
 
     def check(self, overwrite: bool) -> None:
-        """Refuse a target that could not be written in the end."""
+        """Raise if the target cannot be written."""
         check_target(self.target, overwrite, self.layout.total_bytes, self._inputs.files())
 
     def sink(self) -> FolderSink:
@@ -89,7 +89,7 @@ class FileRunner:
         return FolderSink(self.workspace.files, self.layout, files, inputs.base.tied, inputs.targets)
 
     def norms(self, wanted: Wanted) -> Survey | None:
-        """Measure all target matrices, or a sample of them that tells the side of the threshold."""
+        """Measure all target matrices, or a sample of them to find the side of the threshold."""
         if wanted == "nothing":
             return None
         names = list(self._inputs.targets or self._inputs.outside)
@@ -104,7 +104,7 @@ class FileRunner:
     def each(
         self, phase: str, names: Sequence[str], task: Task, sink: FolderSink | None = None
     ) -> dict[str, Record]:
-        """Do a task on every named parameter that no journal has; a sink gets all parameters of the model."""
+        """Run a task on every named parameter not yet journalled; a sink gets all parameters of the model."""
         if sink is None:
             share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
             return self._run(phase, share, lambda unit: self._only_measured(unit, task))
@@ -114,7 +114,7 @@ class FileRunner:
             return self._run(phase, self.share, lambda unit: self.merge_unit(unit, merged, task, sink), sink)
 
     def merge_unit(self, unit: Unit, merged: set[str], task: Task, sink: WholeSink) -> Done:
-        """The parameters that go to disk together, merged or as they are in the base."""
+        """Merge the named parameters of a unit; the others stay as in the base."""
         records: list[Record] = []
         outputs: dict[str, Output] = {}
         for name in unit:
@@ -148,8 +148,8 @@ class FileRunner:
 
 
 def shard_size(size: int | str) -> int | str:
-    """A number of bytes, or a text such as 5GB."""
+    """Return a number of bytes, or a string such as 5GB; raise for anything else."""
     size = int(size) if isinstance(size, str) and size.isdigit() else size
     if (isinstance(size, int) and size > 0) or (isinstance(size, str) and re.fullmatch(r"\d+[KMGT]B", size)):
         return size
-    raise CoramError(f"max_shard_size must be a number of bytes or a text such as 5GB, found {size!r}")
+    raise CoramError(f"max_shard_size must be a number of bytes or a string such as 5GB, found {size!r}")

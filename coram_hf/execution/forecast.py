@@ -1,4 +1,4 @@
-"""What a merge will take on this machine: disk and memory, and time, from one parameter of every shape."""
+"""The disk, memory and time that a merge needs on this machine, from one parameter of every shape."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from coram_hf.outputs.pages import forget
 from coram_hf.outputs.place import Place
 
 PROBE_BYTES = 64 * 2**20
-"""What is written, or read, to learn the rate of a disk."""
+"""Bytes written or read to measure the rate of a disk."""
 
 HASH_RATE = 1.2e9
-"""Bytes a second of sha256 on one core, for the hashes in the report."""
+"""Bytes per second of sha256 on one core, for the hashes in the report."""
 
 CARD_SECONDS = 0.5
-"""Seconds of the card and of its figure, whose library is imported beside the merge."""
+"""Seconds for the card and its figure, whose library is imported during the merge."""
 
 RESIDENT = 320 * 2**20
-"""Memory of the interpreter and its libraries."""
+"""Bytes of memory of the interpreter and its libraries."""
 
 WHOLE_COPIES = 2
 """Float32 copies of a parameter that is not merged by rows."""
 
 
 class Forecast(NamedTuple):
-    """Seconds of a merge; computing, reading and writing overlap, so that the longest of them counts."""
+    """Estimated seconds of a merge; computing, reading and writing overlap, so only the longest counts."""
 
     computing: float
     reading: float
@@ -56,10 +56,10 @@ class Forecast(NamedTuple):
 
 
 def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -> tuple[int, int]:
-    """Bytes of disk, and about how much memory.
+    """The bytes of disk, and roughly of memory, that a merge needs.
 
-    That is the libraries, and for every thread its chunks, the float32 copies of a parameter that the
-    method makes, and those of adapters: one each, and three while one is made.
+    Memory is that of the libraries and, per thread, its chunks, the method's float32 copies of a parameter,
+    and those of adapters: one for each, and three while one is computed.
     """
     sizes = {name: 4 * runner.layout.like(name).numel() for unit in runner.layout.units for name in unit}
     adapters = sum(weights.kind != "full" for weights in inputs.experts.values())
@@ -78,7 +78,7 @@ def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -
 def forecast(
     runner: FileRunner, inputs: Inputs, names: Mapping[str, How], task: Task, passes: int, opening: float
 ) -> Forecast:
-    """How long the merge will take, with so many passes over the targets."""
+    """Estimate how long the merge takes, with the given number of passes over the targets."""
     first = {unit[0]: unit for unit in runner.share}
     likes = {name: runner.layout.like(name) for name in first}
     memory = _NewMemory(runner.layout, inputs)
@@ -98,7 +98,7 @@ def forecast(
 
 
 class _NewMemory:
-    """A sink that keeps nothing."""
+    """A sink that discards what it is given."""
 
     def __init__(self, layout: Layout, inputs: Inputs) -> None:
         self._layout, self._inputs = layout, inputs
@@ -112,7 +112,7 @@ class _NewMemory:
 
 
 def computing(likes: dict[str, Tensor], work: Callable[[str], object], threads: int) -> float:
-    """Seconds for all parameters: each thread works on one of every shape, which counts for the others."""
+    """Seconds to merge all parameters, extrapolated from one of every shape per thread."""
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, like in likes.items():
         kind = name.rpartition(".")[0].rpartition(".")[2]
@@ -128,20 +128,20 @@ def computing(likes: dict[str, Tensor], work: Callable[[str], object], threads: 
 
 
 class WriteCost(NamedTuple):
-    """Seconds a byte: of a core, to hand it over to the system, and until it is on the disk."""
+    """Seconds per byte: of a core, to pass it to the system, and until it is on the disk."""
 
     core: float
     disk: float
 
 
 def write_cost(folder: Path) -> WriteCost:
-    """What writing costs on the disk of a folder, or of what there is above it."""
+    """Measure the cost of writing to the disk of a folder, or of its first existing parent."""
     while not folder.is_dir():
         folder = folder.parent
     block = os.urandom(2**20)
     count = max(1, min(PROBE_BYTES, shutil.disk_usage(folder).free // 4) // len(block))
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        for _ in range(2):  # the second time in pages that have been used, as nearly all of a merge is
+        for _ in range(2):  # the second pass reuses pages, as nearly all of a merge does
             started = time.perf_counter()
             for _ in range(count):
                 file.write(block)
@@ -154,9 +154,9 @@ def write_cost(folder: Path) -> WriteCost:
 
 
 def read_seconds(files: Iterable[Path]) -> float:
-    """Seconds to read all of the files, if they do not fit in the page cache; otherwise none to speak of."""
+    """Seconds to read all of the files; taken as 0 if they fit in the page cache."""
     sizes = {path: path.stat().st_size for path in files}
-    if not hasattr(os, "posix_fadvise"):  # macOS does not tell
+    if not hasattr(os, "posix_fadvise"):  # macOS cannot drop cached pages, so the rate is unknown
         return 0.0
     if not sizes or sum(sizes.values()) < 0.75 * psutil.virtual_memory().available:
         return 0.0
@@ -164,7 +164,7 @@ def read_seconds(files: Iterable[Path]) -> float:
 
 
 def read_rate(path: Path) -> float:
-    """Bytes a second from the disk that a file is on, past the page cache."""
+    """Bytes per second from the disk of a file, bypassing the page cache."""
     length = min(PROBE_BYTES, path.stat().st_size)
     with path.open("rb", buffering=0) as file:
         forget(file.fileno(), 0, length)

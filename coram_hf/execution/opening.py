@@ -1,4 +1,4 @@
-"""Opening inputs on the device that this process computes on."""
+"""Open inputs for the device of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_here(
     *,
     need_targets: bool = True,
 ) -> Inputs:
-    """Open base and experts; the option `device` is read for this process."""
+    """Open base and experts, with the option `device` resolved for this process."""
     check_options(options)
     device = compute_device(options.get("device"), Processes.find().local_rank)
     return open_inputs(

@@ -1,4 +1,4 @@
-"""The processes of one merge: which of them this is, and where they wait for each other."""
+"""The processes of a merge: which of them this is, how they share work and wait for each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("coram_hf")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `count`; `torchrun` starts several, everything else is one."""
+    """This process, number `rank` of `count`; `torchrun` starts several, otherwise there is one."""
 
     rank: int = 0
     count: int = 1
@@ -22,7 +22,7 @@ class Processes:
 
     @classmethod
     def find(cls) -> Processes:
-        """As the launcher says, through accelerate."""
+        """Find out from the launcher, through accelerate."""
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
             if any(key.startswith("ACCELERATE_") for key in os.environ):
                 logger.warning(
@@ -48,7 +48,7 @@ class Processes:
 
 
 def shares(costs: Mapping[str, int], count: int) -> list[list[str]]:
-    """Deal the names out to processes, dearest first, each to the process with the least to do so far."""
+    """Assign names to processes, costliest first, each to the process with the least work so far."""
     loads = [0] * count
     owner = {}
     for name in sorted(costs, key=lambda name: -costs[name]):

@@ -1,4 +1,4 @@
-"""Progress: a bar with rate and time left on a terminal, a line a minute elsewhere."""
+"""Progress: a bar with rate and time left on a terminal, one line per minute elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from tqdm.auto import tqdm
 
 INTERVAL = 60.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 class Progress:
-    """How many of `total` bytes are done."""
+    """Shows how many of `total` bytes are done."""
 
     def __init__(self, label: str, total: int, enabled: bool) -> None:
         self._label, self._total, self._enabled = label, max(total, 1), enabled
@@ -25,7 +25,7 @@ class Progress:
         self._bar = tqdm(total=total, desc=label, **options) if terminal else None
 
     def add(self, done: int) -> None:
-        """Some more bytes are done."""
+        """Count more bytes as done."""
         self._done += done
         now = time.monotonic()
         if self._bar is not None:

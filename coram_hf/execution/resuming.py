@@ -1,4 +1,4 @@
-"""What becomes of the work of a merge into a folder: kept for a second call, discarded, or published."""
+"""The life of a workspace: kept to be resumed, discarded, or published."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger("coram_hf")
 
 @contextmanager
 def workspace_of(runner: FileRunner, overwrite: bool) -> Iterator[bool]:
-    """Lock the target, and make or resume its workspace; yields whether the merge was finished before.
+    """Lock the target, and create or resume its workspace; yields whether the merge was already finished.
 
-    Only a refusal before the first byte discards the workspace. After that an error keeps what was done, and
-    the same call resumes it, unless a model is in memory.
+    Only an error before the first byte is written discards the workspace. After that, the work done is kept
+    and the same call resumes it, unless a model is in memory.
     """
     opened = False
     try:
@@ -58,7 +58,7 @@ def workspace_of(runner: FileRunner, overwrite: bool) -> Iterator[bool]:
 
 
 def _fate(runner: FileRunner) -> str:
-    """What becomes of the unfinished work, for the user."""
+    """A message about what happens to the unfinished work."""
     if runner.state is None:
         return "nothing is kept: a merge of in-memory models cannot be resumed"
     return f"run the same command again to resume ({runner.workspace.folder})"

@@ -1,4 +1,4 @@
-"""Runners: how the work on every parameter is carried out, for a merge in memory or from files to files."""
+"""Runners: carry out the work on every parameter, in memory or from files to files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coram_hf.outputs.place import Place
 
 Result = TypeVar("Result")
 Task = Callable[[Parameter, Place | None], Record]
-"""Merge one parameter into its place; without one it is only measured."""
+"""Merges one parameter into its place; without a place it is only measured."""
 
 
 class Sink(Protocol):
@@ -35,7 +35,7 @@ class Sink(Protocol):
         ...
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
-        """The work on parameters whose updates are held, without merging them again; else as it is."""
+        """The work, with updates that the sink holds reused instead of merged again."""
         ...
 
 
@@ -45,22 +45,22 @@ SinkType = TypeVar("SinkType", bound=Sink, contravariant=True)
 class Runner(Protocol[SinkType]):
     """Carries out a merge.
 
-    measures: whether update norms are measured while merging, and not before.
+    measures: whether update norms are measured while merging rather than before.
     """
 
     @property
     def measures(self) -> bool: ...
 
     def norms(self, wanted: Wanted) -> Survey | None:
-        """Update norms before merging: at least as exact as they are wanted."""
+        """Update norms before merging, at least as exact as `wanted`."""
         ...
 
     def each(
         self, phase: str, names: Sequence[str], task: Task, sink: SinkType | None = None
     ) -> dict[str, Record]:
-        """Do a task on every named parameter, and return their records.
+        """Run a task on every named parameter, and return their records.
 
-        A sink that must be written whole gets all other parameters as they are in the base.
+        A sink that needs the whole model gets all other parameters unchanged from the base.
         """
         ...
 
@@ -68,7 +68,7 @@ class Runner(Protocol[SinkType]):
 def merge_task(
     work: Work, names: Mapping[str, How], lam: float | None, inputs: Inputs, measures: bool
 ) -> Task:
-    """Merge one parameter: amplified by lambda where the method says so, and measured on the way."""
+    """The task of merging one parameter: amplified if the method says so, and measured along the way."""
     experts = list(inputs.experts)
 
     def task(parameter: Parameter, place: Place | None) -> Record:
@@ -92,7 +92,7 @@ def merge_task(
 
 
 class MemoryRunner:
-    """Merges models in memory, several parameters at a time; norms are measured before, and exactly."""
+    """Merges models in memory, several parameters at a time; exact norms are measured before."""
 
     measures = False
 
@@ -101,7 +101,7 @@ class MemoryRunner:
         self._threads = thread_count(inputs.device)
 
     def norms(self, wanted: Wanted = "exact") -> Survey:
-        """The norms of every floating tensor; a NaN or infinity is an error that names model and tensor."""
+        """The norms of every floating-point tensor; raises for NaN and infinity, naming model and tensor."""
         return self._survey
 
     @cached_property
@@ -116,7 +116,7 @@ class MemoryRunner:
     def each(
         self, phase: str, names: Sequence[str], task: Task, sink: Sink | None = None
     ) -> dict[str, Record]:
-        """Do a task on every named parameter, behind a progress bar."""
+        """Run a task on every named parameter, with a progress bar."""
 
         def work(name: str) -> Record:
             return task(self._inputs.parameter(name), None if sink is None else sink.place(name))

@@ -1,4 +1,4 @@
-"""Reading, merging and writing side by side, unit by unit, with a journal of what is on the disk."""
+"""Read, merge and write concurrently, unit by unit, with a journal of what is on the disk."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from coram_hf.outputs.layout import Unit
 from coram_hf.outputs.output import Output
 
 AHEAD = 2
-"""Units that may be read ahead; those that are merged wait for the journal one at a time."""
+"""The number of units to read ahead."""
 
 SYNC_SECONDS = 5.0
 """The longest time between two entries in the journal."""
 
 
 class Done(NamedTuple):
-    """One finished unit: a record for every parameter, and where they are."""
+    """One finished unit: the records of its parameters, and their outputs."""
 
     records: list[Record]
     outputs: Mapping[str, Output]
 
 
 class Stream:
-    """Runs the phases of a merge over units of parameters, and remembers what is finished."""
+    """Runs the phases of a merge over units of parameters, and journals what is finished."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Stream:
         work: Callable[[Unit], Done],
         sink: FolderSink | None = None,
     ) -> dict[str, Record]:
-        """Do the units of this process that no journal has, and return the records of all processes."""
+        """Run this process's units that are not in a journal yet; return the records of all processes."""
         finished = self._workspace.entries()
         mine = [unit for unit in share if (phase, unit[0]) not in finished]
         mine.sort(key=lambda unit: -sum(costs[name] for name in unit))
@@ -86,14 +86,14 @@ class Stream:
 
 
 def split(units: Iterable[Unit], costs: Mapping[str, int], count: int) -> list[list[Unit]]:
-    """Units dealt out to processes by cost."""
+    """Distribute units over processes by cost."""
     by_name = {unit[0]: unit for unit in units}
     dealt = shares({name: sum(costs[n] for n in unit) for name, unit in by_name.items()}, count)
     return [[by_name[name] for name in names] for names in dealt]
 
 
 class _ReadAhead:
-    """A thread that has the pages of the next units read while this one is merged."""
+    """A thread that prefetches the next units while others are merged."""
 
     def __init__(self, units: Sequence[Unit], prefetch: Callable[[str], None]) -> None:
         self._room = threading.Semaphore(AHEAD)
@@ -107,11 +107,11 @@ class _ReadAhead:
             for name in unit:
                 if self._stopped:
                     return
-                with suppress(Exception):  # the merge itself meets the same error, and reports it
+                with suppress(Exception):  # the merge hits the same error, and reports it
                     prefetch(name)
 
     def through(self, units: Iterable[Unit]) -> Iterator[Unit]:
-        """The units; each that is taken to be merged makes room for another to be read."""
+        """Iterate over the units; each one taken lets another be prefetched."""
         for unit in units:
             self._room.release()
             yield unit
@@ -123,7 +123,7 @@ class _ReadAhead:
 
 
 class _Writer:
-    """A thread that writes finished units, unless they are written, and journals what is on the disk."""
+    """A thread that writes finished units, if needed, and journals what is on the disk."""
 
     def __init__(self, workspace: Workspace, phase: str, sink: FolderSink | None) -> None:
         self._workspace, self._phase, self._sink = workspace, phase, sink
@@ -135,12 +135,12 @@ class _Writer:
         self._thread.start()
 
     def put(self, unit: Unit, done: Done) -> None:
-        """Hand over a unit; waits if too many are in line."""
+        """Queue a unit; waits while the queue is full."""
         self._raise()
         self._waiting.put((unit, done))
 
     def close(self) -> None:
-        """Write and journal what is in line."""
+        """Write and journal everything queued, then stop."""
         self._waiting.put(None)
         self._thread.join()
         self._raise()
@@ -155,7 +155,7 @@ class _Writer:
             if self._error is None:
                 try:
                     self._write(*item)
-                except BaseException as error:  # handed to the merging thread
+                except BaseException as error:  # raised again in the merging thread
                     self._error = error
         if self._error is not None:  # fsync reports a lost write only once, so unsynced units are redone
             return

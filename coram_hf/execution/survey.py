@@ -13,7 +13,7 @@ from coram_hf.methods.record import Record, norms
 
 @dataclass(frozen=True)
 class Survey:
-    """Update norms on the target matrices, on all other floating tensors, and of each tensor."""
+    """Update norms over the target matrices, over all other floating-point tensors, and of each tensor."""
 
     targets: UpdateNorms
     outside: UpdateNorms
@@ -31,7 +31,7 @@ class Survey:
 
     @property
     def measured(self) -> UpdateNorms:
-        """The norms that D and c_RMS come from: the targets', or all where a model has no targets."""
+        """The norms behind D and c_RMS: the targets', or those of all tensors if there are no targets."""
         return self.targets if self.has_targets else self.outside
 
     def outside_share(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Several parameters at a time, a thread for each: the small algebra of a slice cannot use a second core.
+"""Merge several parameters at a time, one per thread: the small algebra of a slice cannot use more cores.
 
-Up to `LARGEST_COUNT` cores, every thread computes on one, so the bits of a merge do not depend on how many
-there are.
+Up to `LARGEST_COUNT` cores, every thread computes on one core, so the bits of a merge do not depend on their
+number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 LARGEST_COUNT = 8
-"""Parameters that are merged at the same time at most; each takes memory. Further cores are shared out."""
+"""The most parameters to merge at a time, as each takes memory; further cores are divided among them."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ def thread_count(device: torch.device | None) -> int:
 def in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], count: int
 ) -> Iterator[tuple[Item, Result]]:
-    """(item, work(item)) as they are finished, `count` at a time; the first error ends it."""
+    """Yield (item, work(item)) as they finish, `count` at a time; the first error stops the work."""
     threads = torch.get_num_threads()
     share = max(1, threads // count)
     pool = ThreadPoolExecutor(count, "merge", lambda: torch.set_num_threads(share))

@@ -1,4 +1,4 @@
-"""The hidden folder in which a merge grows: its journal, its resumption, its renaming when it is whole."""
+"""The hidden folder of an unfinished merge: its lock, its journal, and its renaming once complete."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger("coram_hf")
 
 
 class Workspace:
-    """`.NAME.coram` beside the target NAME: the files of the result, what they are made of, and a journal.
+    """`.NAME.coram` beside the target NAME: the result's files, the state of its inputs, and a journal.
 
-    A journal entry is noted when its data are on the disk, so whatever a journal says is true after a crash.
-    Each process has a journal of its own in the same folder.
+    An entry is journalled only once its data are on the disk, so the journal can be trusted after a crash.
+    Each process has its own journal in the same folder.
     """
 
     def __init__(self, target: Path, rank: int = 0) -> None:
@@ -34,7 +34,7 @@ class Workspace:
         self._lock: int | None = None
 
     def lock(self) -> None:
-        """Keep other merges away from this target until the process ends."""
+        """Lock the target against other merges until `unlock` or the end of the process."""
         while self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder, os.O_RDONLY)
@@ -47,13 +47,13 @@ class Workspace:
                 ) from None
             if self.folder.exists() and os.fstat(handle).st_ino == self.folder.stat().st_ino:
                 self._lock = handle
-            else:  # it was the folder of a merge that has just ended
+            else:  # the folder was removed by a merge that has just ended
                 os.close(handle)
 
     def open(self, state: Mapping[str, Any] | None) -> None:
-        """Make the folder, or resume the one that is there if it was begun from the same state.
+        """Create the folder, or resume an existing one that was begun from the same state.
 
-        Without a state nothing is ever resumed.
+        Without a state nothing is resumed.
         """
         if self._begun(state) and self.files.is_dir():
             logger.warning("resuming the merge that was begun in %s", self.folder)
@@ -66,14 +66,14 @@ class Workspace:
             write_whole(self.folder / STATE, _text(state), sync=True)
 
     def _clear(self) -> None:
-        """Empty the folder, the state first: what is left after a kill is never taken for a merge."""
+        """Empty the folder, state first, so that leftovers after a kill are never resumed."""
         (self.folder / STATE).unlink(missing_ok=True)
         shutil.rmtree(self.files, ignore_errors=True)
         for path in self.folder.iterdir():
             path.unlink()
 
     def is_published(self, state: Mapping[str, Any] | None) -> bool:
-        """Whether a merge from this state was killed after its last step: only this folder was left."""
+        """Whether a merge from this state was published, but killed before this folder was removed."""
         return self.target.is_dir() and not self.files.exists() and self._begun(state)
 
     def _begun(self, state: Mapping[str, Any] | None) -> bool:
@@ -81,12 +81,12 @@ class Workspace:
         return state is not None and path.is_file() and path.read_text(encoding="utf-8") == _text(state)
 
     def entries(self) -> dict[tuple[str, str], Any]:
-        """What the journals of all processes say: (phase, unit) -> value."""
+        """The journal entries of all processes: (phase, unit) -> value."""
         journals = [Journal(path) for path in sorted(self.folder.glob(f"{JOURNAL}-*.jsonl"))]
         return {(phase, unit): value for journal in journals for phase, unit, value in journal}
 
     def note(self, entries: Iterable[tuple[str, str, Any]]) -> None:
-        """Add entries to the journal of this process, for good."""
+        """Add entries to the journal of this process, and wait until they are on the disk."""
         self._journal.note(entries)
 
     def unlock(self) -> None:
@@ -97,13 +97,13 @@ class Workspace:
             self._lock = None
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove the folder and everything in it."""
         self._journal.close()
         self._clear()
         self.folder.rmdir()
 
     def publish(self, overwrite: bool) -> None:
-        """Give the files their final name, in one step, when all of them are on the disk."""
+        """Rename the files to the target, in one step, after all of them are on the disk."""
         self._journal.close()
         if self.target.exists() and not overwrite:
             raise FileExistsError(f"{self.target} was created during the merge; move or delete it")
@@ -123,7 +123,7 @@ class Workspace:
         return self.target.parent / f".{self.target.name}.replaced"
 
     def clean(self) -> None:
-        """Remove all but the target; the state goes last, so that a kill in between is understood."""
+        """Remove everything but the target, state last, so that a kill in between is recognised."""
         shutil.rmtree(self._replaced, ignore_errors=True)
         shutil.rmtree(self.files, ignore_errors=True)
         for path in self.folder.glob(f"{JOURNAL}-*"):
@@ -132,27 +132,29 @@ class Workspace:
 
 
 def check_target(target: Path, overwrite: bool, needed: int, inputs: Iterable[Path]) -> None:
-    """Refuse, before anything is read, what could not be written in the end."""
+    """Raise if the target cannot be written, before anything is read."""
     if target.is_symlink():
-        raise CoramError(f"{target} is a symbolic link; name the folder itself")
+        raise CoramError(f"{target} is a symbolic link; pass the folder itself")
     for path in inputs:
         if overwrite and path.resolve().is_relative_to(target.resolve()):
-            raise CoramError(f"{target} holds an input of the merge, {path}; choose another folder")
+            raise CoramError(f"{target} contains an input of the merge, {path}; choose another folder")
     if target.exists() and not overwrite:
         raise CoramError(f"{target} exists; choose another folder, or pass overwrite=True (--overwrite)")
     if target.exists() and not target.is_dir():
-        raise CoramError(f"{target} is a file; the merged model is a folder")
+        raise CoramError(f"{target} is a file; the output must be a folder")
     parent = target.parent
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise CoramError(f"cannot write to {parent}, where {target.name} must be made")
+        raise CoramError(
+            f"cannot write to {parent}, where {target.name} would be created; check its permissions"
+        )
     free = shutil.disk_usage(parent).free
     work = target.parent / f".{target.name}.coram"
     begun = sum(path.stat().st_blocks * 512 for path in work.rglob("*") if path.is_file())
     if free + begun < needed:
         raise CoramError(
-            f"{target} will take {needed / 2**30:.2f} GB, but only {free / 2**30:.2f} GB are free in {parent}"
+            f"{target} needs {needed / 2**30:.2f} GB, but only {free / 2**30:.2f} GB are free in {parent}"
         )
 
 

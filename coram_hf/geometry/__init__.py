@@ -1,4 +1,4 @@
-"""The method on plain tensors; nothing here knows what a model is."""
+"""The method on plain tensors, independent of any model."""
 
 from coram_hf.geometry.kernel import SliceStats
 from coram_hf.geometry.merge import check_tensors, merge_matrix, merge_rows, merge_update, update_dtype

@@ -1,4 +1,4 @@
-"""The anatomy of one matrix: how its updates lie to each other, and what each branch would make of them."""
+"""The anatomy of one matrix: how its updates relate, and what each branch makes of them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Anatomy:
     """Sums over the slices of a matrix, or of several.
 
     base: |W_0|^2; inner: <tau_i, tau_j>, of the balanced updates.
-    owned: rows on which an expert's own update is the largest; rows: all, those that nobody moves included.
+    owned: rows on which an expert's own update is the largest; rows: all, even those that no expert moves.
     agreeing, moved: entries that two experts move in the same direction, and that both move.
-    flagged: by expert, columns of slices that conflict with the mean update; columns: all of one expert.
-    squares, dots, task: by branch |delta|^2 and <delta, delta_TA>, and |delta_TA|^2.
+    flagged: per expert, columns of slices that conflict with the mean update; columns: all of one expert.
+    squares, dots, task: per branch |delta|^2 and <delta, delta_TA>, and |delta_TA|^2.
     errors, angles, conditions: see `Dissected`; contrast: the conditions of the other way of slicing.
     """
 
@@ -68,8 +68,8 @@ def dissect(
 ) -> Anatomy:
     """The anatomy of one matrix as `config` slices and masks it, chunk by chunk like the merge.
 
-    `geometry` asks for branches, rotations and conditions, `entries` for signs and conflicts. Where a weight
-    is not finite the norms say so, and nothing more is measured.
+    `geometry` requests branches, rotations and conditions, `entries` signs and conflicts. If a weight is not
+    finite, the norms show it and nothing more is measured.
     """
     device = base.device if device is None else device
     like = torch.empty(0, dtype=config.torch_compute_dtype, device=device)
@@ -96,7 +96,7 @@ def dissect(
 
 
 def _sizes(gram: Tensor, n_models: int, scale: Tensor) -> tuple[Anatomy, Tensor]:
-    """Norms and inner products of the updates, whose rows are whose, and |.|^2 of every row by model."""
+    """Norms and inner products of the updates, the owners of rows, and |.|^2 of every row per model."""
     parts = gram.unflatten(2, (n_models, -1)).unflatten(1, (n_models, -1)).diagonal(0, 2, 4)
     rows = parts.diagonal(0, 1, 2).movedim(-1, 0).flatten(1).to("cpu", torch.float64)
     inner = parts.sum((0, 3)).to("cpu", torch.float64)
@@ -151,7 +151,7 @@ def _geometry(found: Dissected) -> Anatomy:
 
 
 def _contrast(base: Tensor, row_squares: Tensor, config: CoramConfig, like: Tensor) -> Iterator[Tensor]:
-    """Condition numbers of the base in spread slices, or in contiguous ones where the merge is spread."""
+    """Condition numbers of the base in spread slices, or in contiguous ones if the merge is spread."""
     height, (d_out, d_in) = config.slice_height, base.shape
     order = None
     if config.spread is None:

@@ -1,7 +1,7 @@
-"""Every branch of some slices from one Gram matrix, without rebuilding any of them.
+"""Every branch of a batch of slices from one Gram matrix per slice, without rebuilding the slices.
 
-With tau_i = W_i - W_0 the rows X = [W_0; tau_1; ...; tau_N] of a slice hold base and updates apart, so
-that M = X X^T keeps the digits of updates however small they are. The update of a branch is a small matrix
+With tau_i = W_i - W_0 the rows X = [W_0; tau_1; ...; tau_N] of a slice keep base and updates apart, so
+that M = X X^T keeps the digits of even the smallest updates. The update of a branch is a small matrix
 times X, delta_b = L_b X, and all norms and inner products are traces: <delta_a, delta_b> = tr(L_a M L_b^T).
 """
 
@@ -21,7 +21,7 @@ BRANCHES = tuple(FACTORS)
 class Layout(NamedTuple):
     """How slices are stacked: W_0 and N updates, then perhaps eta and the sum of the whole updates.
 
-    eta, task: by block, the coefficients of what a conflict mask adds back, and of delta_TA = sum tau_i.
+    eta, task: per block, the coefficients of what a conflict mask adds back, and of delta_TA = sum tau_i.
     """
 
     n_models: int
@@ -30,17 +30,17 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, n_experts: int, masked: bool, like: Tensor) -> Layout:
-        """Masked updates no longer add up to delta_TA, so it gets a block of its own, and eta one, too."""
+        """The layout for N experts; masked updates do not sum to delta_TA, so it and eta get extra blocks."""
         eta = [0.0] * (1 + n_experts) + [1.0, 0.0] * masked
         task = [0.0] + [float(not masked)] * n_experts + [0.0, 1.0] * masked
         return cls(1 + n_experts, like.new_tensor(eta), like.new_tensor(task))
 
 
 class Dissected(NamedTuple):
-    """Some slices: by branch |delta|^2 and <delta, delta_TA>, by rotation its error and angle, by slice S_0.
+    """|delta|^2 and <delta, delta_TA> per branch, error and angle per rotation, condition per slice.
 
     error: |exp(log Q) - Q| / |Q|; angle: the largest of the rotation; condition: sigma_max / sigma_min of
-    S_0, infinite where the base has no full rank. Slices without a frame have no rotations.
+    S_0, infinite if the base lacks full rank. Slices without a frame have no rotations.
     """
 
     squares: Tensor
@@ -85,7 +85,7 @@ def condition_numbers(slices: Tensor) -> Tensor:
 
 
 def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, Tensor]:
-    """The slices whose Gram matrix (slices, rows, blocks, height) has digits enough, and which they are."""
+    """The slices whose Gram matrix (slices, rows, blocks, height) has enough digits, and which they are."""
     n_models, height = layout.n_models, gram.shape[3]
     models = gram.unflatten(1, (gram.shape[2], height))[:, :n_models, :, :n_models].clone()
     models[:, 1:] += models[:, :1]
@@ -112,7 +112,7 @@ def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, 
 
 
 def _by_svd(stack: Tensor, weights: Tensor, layout: Layout) -> Dissected:
-    """The slices that must be factored; those without a frame take the weighted mean."""
+    """The slices that must be factored; those without a frame get the weighted mean."""
     base, updates = stack[:, 0], stack[:, 1 : layout.n_models]
     eta = torch.einsum("n,bnhd->bhd", layout.eta, stack)
     task = torch.einsum("n,bnhd->bhd", layout.task, stack)

@@ -13,7 +13,7 @@ from coram_hf.config import Conflict
 def split_conflicts_(stack: Tensor, weights: Tensor, conflict: Conflict) -> Tensor | None:
     """Keep in `stack`, in place, only the part of each update that is merged geometrically.
 
-    `stack` holds W_0 and W_i = W_0 + tau_i. `+ave` returns eta, the weighted mean of what was taken out.
+    `stack` holds W_0 and W_i = W_0 + tau_i. `+ave` returns eta, the weighted mean of what was removed.
     """
     base = stack[:, 0]
     stack[:, 1:] -= stack[:, :1]
@@ -26,9 +26,9 @@ def split_conflicts_(stack: Tensor, weights: Tensor, conflict: Conflict) -> Tens
 
 
 def agreements(updates: Tensor, mean: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every tau_i with <tau_i[:, j], taubar[:, j]> of its columns, as (slices, 1, d_in).
+    """Every tau_i, with <tau_i[:, j], taubar[:, j]> of its columns as (slices, 1, d_in).
 
-    With taubar = sum w_i tau_i, column j of expert i conflicts where that is negative. The caller may
+    With taubar = sum w_i tau_i, column j of expert i conflicts if that is negative. The caller may
     overwrite tau_i.
     """
     product = torch.empty_like(mean)

@@ -1,8 +1,8 @@
-"""The frame of a slice: the algebra of the method, derived once for the merge and for its diagnosis.
+"""The frame of a slice: the algebra of the method, derived once for merging and for diagnostics.
 
 Base and experts have W_i = U_i S_i V_i^T, with the signs of singular pairs matched to the base's. Rotations
 Q_i = U_0^T U_i, spectral shifts dS_i = S_i / S_0 - 1 and right factors V_i are averaged, each in its own
-space: W_merge = U_0 Qbar S_0 (I + dSbar) Vbar^T. A frame computes only what a branch asks for, and keeps it
+space: W_merge = U_0 Qbar S_0 (I + dSbar) Vbar^T. A frame computes only what a branch needs, and caches it
 for the next branch.
 """
 
@@ -91,7 +91,7 @@ class Frame:
 class GramFrame(Frame):
     """Frames from M = X X^T with X = [W_0; W_1; ...; W_N], so that W_merge is a small matrix times X.
 
-    trusted: slices whose own Gram matrices W_i W_i^T have digits enough; the others hold neutral values.
+    trusted: slices whose own Gram matrices W_i W_i^T have enough digits; the others hold neutral values.
     """
 
     def __init__(self, gram: Tensor, n_models: int, weights: Tensor) -> None:
@@ -117,7 +117,7 @@ class GramFrame(Frame):
         self._blocks = blocks
 
     def update(self, branch: Branch) -> tuple[Tensor, Tensor]:
-        """L with W_merge - W_0 = L X, as (slices, height, models, height), and the slices it is good for."""
+        """L with W_merge - W_0 = L X, as (slices, height, models, height), and the slices it is valid for."""
         n_slices, n_models, height = self.S.shape
         left, trusted = self.left(branch), self.trusted
         L = left.new_zeros(n_slices, height, n_models, height)
@@ -146,7 +146,7 @@ class GramFrame(Frame):
 
 
 class SvdFrame(Frame):
-    """Frames by true SVDs of slices (slices, models, height, d_in), of those that have one.
+    """Frames by true SVDs of the slices (slices, models, height, d_in) that have one.
 
     framed: which slices these are; a slice that is not finite or lacks full rank in any model has no frame.
     """
@@ -186,5 +186,5 @@ def has_digits(least: Tensor, most: Tensor) -> Tensor:
 
 
 def has_full_rank(S: Tensor) -> Tensor:
-    """Whether the least of the singular values, in descending order, is more than rounding."""
+    """Whether the smallest of the singular values, in descending order, exceeds rounding errors."""
     return S[..., -1] > RANK_TOLERANCE[S.dtype] * S[..., 0]

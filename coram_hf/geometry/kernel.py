@@ -1,8 +1,8 @@
 """The slice merge of one branch: factor, average each factor in its own space, rebuild.
 
-A slice itself is hardly ever factored. With X = [W_0; W_1; ...; W_N] of a slice, one Gram
-matrix M = X X^T holds all that the method needs, and the merged update is a small matrix times X.
-Forming M squares the condition number, so badly conditioned slices take a true SVD instead.
+Slices are rarely factored themselves. With X = [W_0; W_1; ...; W_N] of a slice, one Gram
+matrix M = X X^T contains all that the method needs, and the merged update is a small matrix times X.
+Forming M squares the condition number, so ill-conditioned slices use a true SVD instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SliceMerge(NamedTuple):
     stats: SliceStats
 
     def part(self, start: int, count: int) -> SliceMerge:
-        """L and trust of `count` slices from `start` on; the stats stay those of all."""
+        """L and `trusted` of `count` slices from `start` on; the stats remain those of all."""
         some = slice(start, start + count)
         return SliceMerge(self.coefficients[some], self.trusted[some], self.stats)
 
@@ -92,7 +92,7 @@ def slice_merge(gram: Tensor, n_models: int, weights: Tensor, branch: Branch) ->
 
 
 def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
-    """W_merge - W_0 by true SVDs; slices without a frame take the weighted mean of the updates.
+    """W_merge - W_0 by true SVDs; slices without a frame get the weighted mean of the updates.
 
     A slice that is not finite has no frame either, and its update is not finite.
     """

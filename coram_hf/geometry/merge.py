@@ -1,4 +1,4 @@
-"""CORAM on one matrix, some rows at a time: load, merge the slices, hand on."""
+"""CORAM on one matrix, a few rows at a time: load them, merge their slices, yield the update."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ GRAM_SQUARES = 1e-6
 
 
 class MergedRows(NamedTuple):
-    """Some rows of a merged matrix: which, their update, and |W_0|^2 and |W_i - W_0|^2 if asked for.
+    """Some rows of a merged matrix, their update, and |W_0|^2 and |W_i - W_0|^2 if requested.
 
-    The update lies in memory that the next rows overwrite, of this merge or another in the same thread.
+    The update is in memory that the thread's next rows overwrite, of this merge or another.
     """
 
     rows: slice | Tensor
@@ -83,9 +83,9 @@ def merge_rows(
     device: torch.device | None = None,
     measure: bool = False,
 ) -> Iterator[MergedRows]:
-    """W_merge - W_0 of one matrix, some rows at a time, in some tens of megabytes whatever its size.
+    """W_merge - W_0 of one matrix, a few rows at a time, in tens of megabytes regardless of its size.
 
-    `factors` shrinks or grows every expert first, W_i <- W_0 + f_i (W_i - W_0). Rows are merged on
+    `factors` rescales every expert's update first, W_i <- W_0 + f_i (W_i - W_0). Rows are merged on
     `device`, by default where the base is. `measure` adds the norms of the experts' own updates.
     """
     factors = [1.0] * len(experts) if factors is None else factors
@@ -123,16 +123,16 @@ def update_dtype(base: Tensor) -> torch.dtype:
 
 
 def check_tensors(base: Tensor, experts: Sequence[Tensor]) -> None:
-    """One base and at least one expert, floating, finite, and of one shape."""
+    """Raise unless there is an expert, and all tensors are floating-point, finite and of one shape."""
     if not experts:
-        raise CoramError("no experts: at least one is needed")
+        raise CoramError("no experts: pass at least one")
     for who, tensor in (("base", base), *((f"expert {i}", expert) for i, expert in enumerate(experts))):
         if not tensor.is_floating_point():
-            raise CoramError(f"{who} must be a floating tensor, found {tensor.dtype}")
+            raise CoramError(f"{who} must be a floating-point tensor, found {tensor.dtype}")
         if tensor.shape != base.shape:
             raise CoramError(
                 f"{who} must have the base's shape {tuple(base.shape)}, found {tuple(tensor.shape)}"
             )
         values = as_rows(tensor)
         if not all(values[rows].isfinite().all() for rows in row_blocks(values)):
-            raise CoramError(f"{who} holds NaN or infinite values")
+            raise CoramError(f"{who} contains NaN or infinite values")

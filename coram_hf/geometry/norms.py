@@ -30,7 +30,7 @@ def squared_norms(base: Tensor, experts: Sequence[Tensor]) -> tuple[float, list[
 
 
 def _double(use: str, rows: Tensor) -> Tensor:
-    """A flat float64 copy in memory that is used again."""
+    """A flat float64 copy in reused memory."""
     copy = scratch(use, rows.numel(), torch.float64)
     copy.view(rows.shape).copy_(rows)
     return copy

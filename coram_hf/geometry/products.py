@@ -1,7 +1,7 @@
 """The two large products of a slice, X X^T and L X.
 
-On one core numpy's BLAS multiplies matrices of so few rows in about two thirds of the time that torch's
-takes; where torch has several cores, or another device, it shares the slices out among them.
+On one core, numpy's BLAS multiplies matrices of so few rows in about two thirds of torch's time; on several
+cores, or another device, torch processes slices in parallel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def gram_of(rows: Tensor) -> Tensor:
-    """X X^T of every slice; it is symmetric, so a part of it is copied and not computed."""
+    """X X^T of every slice; it is symmetric, so part of it is copied instead of computed."""
     if _one_core(rows):
         X = rows.numpy()
         with np.errstate(over="ignore", invalid="ignore"):

@@ -12,10 +12,10 @@ NEAR_PI = 3.0
 """Angles above this take the near-pi logarithm: there the Cayley transform loses its accuracy."""
 
 ARTANH, ARTANH_RADIUS = [1 / (2 * k + 1) for k in range(16)], 0.3
-"""artanh(C) = C sum_k C^2k / (2k + 1), and up to which |C| these terms are all of it: 0.3^33 / 33 < 1e-18."""
+"""artanh(C) = C sum_k C^2k / (2k + 1), and the |C| up to which these terms suffice: 0.3^33 / 33 < 1e-18."""
 
 EXP, EXP_RADIUS = [1 / math.factorial(k) for k in range(16)], 0.5
-"""The same for exp(K) = sum_k K^k / k!: 0.5^16 / 16! < 1e-18."""
+"""exp(K) = sum_k K^k / k!, and the |K| up to which these terms suffice: 0.5^16 / 16! < 1e-18."""
 
 EXACTLY_PI = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Eigenvalues this close to -1 are treated as a half turn, whose plane is all that is defined."""
@@ -32,7 +32,7 @@ def orthonormalize(Q: Tensor) -> Tensor:
 
 
 def to_special(Q: Tensor) -> tuple[Tensor, Tensor]:
-    """Negate the last column where det Q < 0, so that Q is in SO(h); also returns where that was."""
+    """Negate the last column where det Q < 0, so that Q is in SO(h); also returns where it did so."""
     reflected = torch.linalg.det(Q) < 0
     sign = torch.where(reflected, -1.0, 1.0).to(Q.dtype)
     return torch.cat([Q[..., :-1], Q[..., -1:] * sign[..., None, None]], dim=-1), reflected
@@ -77,7 +77,7 @@ def exp(K: Tensor) -> Tensor:
 
 
 def _radius(K: Tensor) -> Tensor:
-    """|K|_F / sqrt 2, a bound of the spectral norm of a skew matrix: its eigenvalues come in pairs."""
+    """|K|_F / sqrt 2, a bound on the spectral norm of a skew matrix, whose eigenvalues come in pairs."""
     return torch.linalg.matrix_norm(K) / math.sqrt(2)
 
 

@@ -15,11 +15,11 @@ from coram_hf.geometry.slices import BLOCK_BYTES, Chunk, buffer_for, chunks, lar
 from coram_hf.geometry.spread import spread_order
 
 GRAM_BYTES = 4 * 2**20
-"""Size of the Gram matrices that are worked on at once, where slices are loaded twice."""
+"""Size of the Gram matrices processed at once, if slices are loaded twice."""
 
 
 class Loaded(NamedTuple):
-    """Slices ready to be merged, the mean of what was taken out of them, and their squares if measured."""
+    """Slices ready to merge, the mean of what was removed from them, and their squares if measured."""
 
     stack: Tensor
     eta: Tensor | None
@@ -58,9 +58,9 @@ class _Rows:
 class SliceRows(_Rows):
     """Base and experts of one matrix, in groups of parts.
 
-    The slices of a group are merged together, and loaded part by part. Where loading them is all there is to
-    do, parts are small enough for a cache, and loaded once for their Gram matrices and once more for the
-    result; otherwise a group is one part, which is kept.
+    The slices of a group are merged together, and loaded part by part. If they only need loading, parts fit
+    in a cache, and are loaded once for their Gram matrices and once more for the result; otherwise a group
+    is one part, which is kept.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SliceRows(_Rows):
     def load(self, part: Chunk, *, measure: bool = False) -> Loaded:
         """A part as the configuration merges it; the next call overwrites it.
 
-        `measure` asks for |W_0|^2 and |W_i - W_0|^2 of what is stored.
+        `measure` requests |W_0|^2 and |W_i - W_0|^2 of the stored weights.
         """
         stack = self._load(part)
         squares = update_squares(stack) if measure else None
@@ -101,21 +101,21 @@ class SliceRows(_Rows):
         return Loaded(stack, eta, squares)
 
     def room(self, part: Chunk) -> Tensor:
-        """Memory for the update of a part, as (slices, height, d_in); that of the next part is the same."""
+        """Memory for the update of a part, as (slices, height, d_in), reused for the next part."""
         n_slices = (part.stop - part.start) // part.height
         shape = (n_slices, part.height, self._d_in)
         return self._result[: n_slices * part.height * self._d_in].view(shape)
 
     def of(self, part: Chunk) -> slice | Tensor:
-        """Which rows of the matrix a part holds."""
+        """The rows of the matrix that a part contains."""
         rows = slice(part.start, part.stop)
         return rows if self._order is None else self._order[rows]
 
 
 class UpdateRows(_Rows):
-    """W_0 and the balanced updates f_i (W_i - W_0) of one matrix, in chunks, whose digits are all kept.
+    """W_0 and the balanced updates f_i (W_i - W_0) of one matrix, in chunks, with all their digits.
 
-    spare: blocks of memory that every slice has after its updates.
+    spare: the number of extra blocks of memory after the updates of every slice.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class UpdateRows(_Rows):
         self._reserve(self.chunks)
 
     def load(self, chunk: Chunk) -> Tensor:
-        """W_0, the updates and what is spare (slices, blocks, height, d_in); the next call overwrites it."""
+        """W_0, updates and spare blocks as (slices, blocks, height, d_in); the next call overwrites them."""
         stack = self._load(chunk)
         updates = stack[:, 1 : 1 + len(self.scale)]
         updates -= stack[:, :1]

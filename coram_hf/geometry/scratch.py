@@ -1,4 +1,4 @@
-"""Working memory that a thread keeps for its next matrix: fresh pages are slow to come."""
+"""Working memory that a thread reuses for its next matrix, because fresh pages are slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _local = threading.local()
 def scratch(use: str, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """An uninitialised flat tensor; the next call of this thread for the same use overwrites it.
 
-    A use belongs to one module: what others must share, that module hands out.
+    Each use belongs to one module, which passes the buffer to others if they must share it.
     """
     kept: dict[str, Tensor] = _local.__dict__
     key = f"{use} {dtype} {device}"

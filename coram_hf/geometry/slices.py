@@ -14,7 +14,7 @@ CHUNK_BYTES = 24 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
 
 BLOCK_BYTES = 8 * 2**20
-"""Size of the rows that are worked on while they stay in a cache, where loading them again costs little."""
+"""Size of the rows processed while they stay in a cache, if loading them again costs little."""
 
 
 class Chunk(NamedTuple):
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(d_out: int, height: int, slice_bytes: int, budget: int | None = None) -> Iterator[Chunk]:
-    """Cut d_out rows in chunks of whole slices; the d_out mod h last rows make one shorter slice."""
+    """Cut d_out rows into chunks of whole slices; the last d_out mod h rows make one shorter slice."""
     whole = d_out - d_out % height
     yield from parts(Chunk(0, whole, height), slice_bytes, CHUNK_BYTES if budget is None else budget)
     if whole < d_out:
@@ -34,21 +34,21 @@ def chunks(d_out: int, height: int, slice_bytes: int, budget: int | None = None)
 
 
 def parts(chunk: Chunk, slice_bytes: int, budget: int) -> Iterator[Chunk]:
-    """A chunk in parts of at least one slice, and of as many as the budget has bytes for."""
+    """Cut a chunk into parts of as many slices as fit in the budget of bytes, at least one."""
     step = chunk.height * max(1, budget // max(1, slice_bytes))
     for start in range(chunk.start, chunk.stop, step):
         yield Chunk(start, min(start + step, chunk.stop), chunk.height)
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """A tensor of any shape in one or two dimensions; what has more is taken for rows of its last one."""
+    """View a tensor in one or two dimensions; all dimensions but the last become rows."""
     if tensor.ndim == 0:
         return tensor.reshape(1)
     return tensor.flatten(0, -2) if tensor.ndim > 2 else tensor
 
 
 def row_blocks(tensor: Tensor) -> Iterator[slice]:
-    """Ranges of `as_rows(tensor)` whose float64 copies stay within a chunk."""
+    """Ranges of rows of `as_rows(tensor)` whose float64 copies fit in a chunk."""
     rows = len(as_rows(tensor))
     row_bytes = 8 * tensor.numel() // max(1, rows)
     step = max(1, CHUNK_BYTES // 12 // max(1, row_bytes))
@@ -76,7 +76,7 @@ def load(matrices: Sequence[Tensor], chunk: Chunk, order: Tensor | None, buffer:
 def buffer_for(
     work: Iterable[Chunk], row_numel: int, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
-    """Memory to `load` these chunks in, one after the other; this thread's next buffer is the same memory."""
+    """Memory to `load` these chunks into, one at a time; this thread's next buffer reuses it."""
     return scratch("slices", largest(work) * row_numel, dtype, device)
 
 

@@ -72,7 +72,7 @@ def row_priority(scores: Tensor, mode: Spread) -> Tensor:
 
 
 def _balance_owners(ranked: Tensor, priority: Tensor, owners: Tensor, n_slices: int, height: int) -> Tensor:
-    """Each row goes to the open slice of least load; ties: fewest rows of its owner, then the index."""
+    """Assign each row to the open slice of least load; ties: fewest rows of its owner, then the index."""
     weight_of = np.zeros(n_slices)
     filled = np.zeros(n_slices, dtype=np.int64)
     owned = np.zeros((int(owners.max()) + 1, n_slices), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Where weights come from; nothing here knows a merge method."""
+"""Reading weights, independently of any merge method."""

@@ -43,7 +43,7 @@ def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = 
 def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of an adapter folder."""
     if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
-        raise CoramError(f"{who}: {folder} has {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
+        raise CoramError(f"{who}: {folder} contains {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
         raise pickle_refused(f"{who}: {folder}", WEIGHTS_NAME)
     try:
@@ -57,7 +57,7 @@ def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     for key, tensor in state.items():
         if ".lora_" in key and not tensor.is_floating_point():
             raise CoramError(
-                f"{who}, tensor {key!r}: dtype {tensor.dtype}, but an adapter's must be floating-point"
+                f"{who}, tensor {key!r}: dtype {tensor.dtype}, but adapter weights must be floating-point"
             )
     return state
 
@@ -65,8 +65,8 @@ def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
 def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
     """The adapter in a shadow of the base, with the embeddings resized to the adapter's if they differ.
 
-    Parameters that the base builds on request are zeros there, which take no memory; those that the adapter
-    replaces, or that its initialisation writes to, are copies.
+    Parameters that the base builds on demand are replaced by zeros that take no memory; those that the
+    adapter replaces, or that its initialisation writes to, are copied.
     """
     try:
         config = PeftConfig.from_pretrained(str(folder))
@@ -103,7 +103,7 @@ def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> Pe
 
 
 def _check_keys(who: str, folder: Path, config: PeftConfig, loaded: Any) -> None:
-    """Raise if a tensor of the adapter was not loaded, or a parameter of it got no tensor.
+    """Raise if a tensor of the adapter was not loaded, or one of its parameters is missing.
 
     PEFT writes some trained embeddings twice and reads them once, so such leftovers are allowed.
     """
@@ -126,7 +126,7 @@ def _rewrites_base(config: PeftConfig) -> bool:
 
 
 def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
-    """Resize the embeddings if the adapter contains its own, of another size."""
+    """Resize the embeddings if the adapter contains embeddings of a different size."""
     embedding: Any = model.get_input_embeddings()
     path = next((name for name, module in model.named_modules() if module is embedding), None)
     names = [f"{path}.{inner}weight" for inner in ("", "modules_to_save.", "base_layer.")]
@@ -136,7 +136,7 @@ def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
 
 
 def _other_base(base: Weights, who: str, adapter: PeftModel) -> list[str]:
-    """A warning if the adapter's config names a base other than this one."""
+    """A warning if the adapter's config names a different base."""
     trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
     ours = base.location
     if not trained_on or not ours or Path(trained_on).name == Path(ours).name:

@@ -1,8 +1,8 @@
-"""PEFT adapters as experts: their weights are made one matrix at a time, and no model is changed.
+"""PEFT adapters as experts: their weights are computed one matrix at a time, and no model is changed.
 
-Adapters are never loaded into the user's base. They go into a shadow of it, a second tree of modules over
-the same storage; an adapted matrix is then made from a float32 copy of that one layer, by the layer's own
-merge. This serves every PEFT method that can merge into weights.
+Adapters are never loaded into the user's base, but into a shadow of it: a second tree of modules over the
+same storage. An adapted matrix is then computed from a float32 copy of that one layer, by the layer's own
+merge. This works for every PEFT method that can merge into weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shadow(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether PEFT has put layers of its own into the model."""
+    """Whether PEFT has replaced any of the model's layers."""
     return any(is_wrapper(module) for module in model.modules())
 
 
@@ -95,7 +95,7 @@ def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> di
 
 
 def adapted_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The outermost modules that PEFT put in place of original ones."""
+    """The outermost modules with which PEFT replaced original ones."""
     for name, child in model.named_children():
         if is_wrapper(child):
             yield prefix + name, child
@@ -104,13 +104,13 @@ def adapted_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, n
 
 
 def _innermost(module: nn.Module) -> nn.Module:
-    """The module that PEFT wrapped, with adapters still merged into it if they were."""
+    """The module that PEFT wrapped; adapters merged into it stay merged."""
     inner = wrapped(module)
     return module if inner is None else _innermost(inner)
 
 
 def _original(module: nn.Module) -> nn.Module:
-    """The module that PEFT wrapped, with merged adapters taken out again."""
+    """The module that PEFT wrapped, with merged adapters unmerged."""
     if any(layer.merged for layer in tuner_layers(module)):
         module = _unmerged(copy.deepcopy(module))
     inner = wrapped(module)
@@ -118,7 +118,7 @@ def _original(module: nn.Module) -> nn.Module:
 
 
 def _unmerged(module: nn.Module) -> nn.Module:
-    """The same module after every merged adapter, at every level of nesting, is taken out in place."""
+    """Unmerge every merged adapter in place, at every level of nesting, and return the module."""
     for layer in tuner_layers(module):
         if layer.merged:
             layer.unmerge()
@@ -126,7 +126,7 @@ def _unmerged(module: nn.Module) -> nn.Module:
 
 
 def _overrides(model: nn.Module, adapter: str, absent: Mapping[str, Make]) -> Iterator[tuple[str, Make]]:
-    """The parameters that an adapter changes, and how to make each; `absent` makes weights of the base."""
+    """The parameters that an adapter changes, and a function for each; `absent` has those of the base."""
     for name, module in adapted_modules(model):
         trained = trained_copy(module, adapter)
         if trained is not None:
@@ -165,7 +165,7 @@ def _method(config: PeftConfig) -> str:
 
 
 def require_mergeable(who: str, config: PeftConfig) -> None:
-    """Refuse methods that change no weights."""
+    """Raise for PEFT methods that do not change weights."""
     if config.is_prompt_learning or _method(config) == "ADAPTION_PROMPT":
         raise CoramError(
             f"{who} is a {_method(config)} adapter, which adds virtual tokens or prompts and does not change "
@@ -174,9 +174,9 @@ def require_mergeable(who: str, config: PeftConfig) -> None:
 
 
 def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tensor]]) -> None:
-    """Make one adapted weight, to learn before the merge starts whether the method can."""
+    """Compute one adapted weight, so that a method that cannot merge fails before the merge starts."""
     if not overrides:
-        raise CoramError(f"{who} changes no weight of the model")
+        raise CoramError(f"{who} changes no weight of the model; check its target_modules")
     try:
         next(iter(overrides.values()))()
     except Exception as error:
@@ -186,7 +186,7 @@ def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tenso
 
 
 def _orthogonality(model: nn.Module, adapter: str) -> float | None:
-    """max |R^T R - I| over the rotations of an OFT adapter, as PEFT makes them; None for other methods."""
+    """max |R^T R - I| over the rotations of an OFT adapter, as PEFT computes them; None for other methods."""
     rotations = (oft_rotation(layer, adapter) for _, layer in adapted_modules(model))
     errors = [orthogonality_error(rotation_blocks(found)) for found in rotations if found is not None]
     return max(errors, default=None)

@@ -23,7 +23,7 @@ from coram_hf.inputs.weights import Weights
 class Stored:
     """One tensor of a model on disk.
 
-    like: a meta tensor of the same shape and dtype. pieces: the memory maps that it is made from.
+    like: a meta tensor of the same shape and dtype. pieces: the memory maps that it is built from.
     """
 
     like: Tensor
@@ -34,9 +34,9 @@ class Stored:
 def open_checkpoint(
     who: str, folder: Path, *, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> Weights:
-    """The weights of a folder under the names that the model in memory has, not those on disk.
+    """The weights in a folder, under the names of the model in memory, not those on disk.
 
-    Parameters that transformers builds from several tensors on disk (stacked experts) are built on request.
+    Parameters that transformers builds from several tensors on disk (stacked experts) are built on demand.
     A quantised checkpoint is loaded and dequantised.
     """
     config = read_config(who, folder, trust_remote_code)
@@ -84,7 +84,7 @@ def read_config(who: str, folder: Path, trust_remote_code: bool) -> PreTrainedCo
 def model_class(
     who: str, folder: Path, config: PreTrainedConfig, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
-    """The class that a config names; custom code is used only if it is trusted."""
+    """The model class named in a config; custom code is used only if it is trusted."""
     names = config.architectures
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     known = getattr(transformers, name, None) if name else None
@@ -103,17 +103,17 @@ def model_class(
 
 
 def _load(cls: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
-    """The checkpoint as an ordinary model in memory, in the dtype that it is stored in."""
+    """Load the checkpoint as an ordinary model, in the dtype in which it is stored."""
     return cls.from_pretrained(folder, dtype="auto", weights_only=True)
 
 
 def _loaded_quantized(
     who: str, load: Callable[[], PreTrainedModel], config: PreTrainedConfig
 ) -> PreTrainedModel:
-    """A quantised checkpoint, loaded and dequantised; an error if its backend is not installed."""
+    """Load and dequantise a quantised checkpoint; raise if its backend is not installed."""
     try:
         model = load()
-    except Exception as error:  # every backend raises its own type when it is absent
+    except Exception as error:  # every backend raises its own type if it is not installed
         name = scheme(getattr(config, "quantization_config", None))
         raise CoramError(
             f"{who} is quantised ({name}) and cannot be loaded here ({reason(error)}); "
@@ -125,7 +125,7 @@ def _loaded_quantized(
 def _skeleton(
     who: str, folder: Path, cls: type[PreTrainedModel], config: PreTrainedConfig
 ) -> PreTrainedModel:
-    """The model of a config on the meta device, with the generation config of its folder."""
+    """The model on the meta device, built from its config, with the generation config of its folder."""
     try:
         with torch.device("meta"), without_initialization():
             model = cls(config)
@@ -142,7 +142,7 @@ def _skeleton(
 
 
 def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors on disk by the model's own names, and the keys that belong to no parameter of it."""
+    """The tensors on disk by the model's parameter names, and the keys that match no parameter."""
     keys, conversions, unexpected = disk_names(model, disk)
     stored = {name: Stored(disk[key].to("meta"), [disk[key]], disk[key].detach) for name, key in keys.items()}
     for conversion in conversions:
@@ -160,9 +160,9 @@ def _converted(conversion: Conversion, sources: dict[str, Tensor], name: str) ->
 
 
 def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stored]) -> None:
-    """Replace the model's meta tensors by memory maps.
+    """Replace the model's meta tensors with memory maps.
 
-    Tied parameters stay tied, unless the files have different tensors for them.
+    Tied parameters stay tied, unless the files contain different tensors for them.
     """
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -170,7 +170,7 @@ def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stor
     for names in groups.values():
         own = {name: _parameter(who, model, name, stored[name]) for name in names if name in stored}
         if not own:
-            raise CoramError(f"{who}: no weight file in {folder} has the tensor {names[0]!r}")
+            raise CoramError(f"{who}: no weight file in {folder} contains the tensor {names[0]!r}")
         first = next(iter(own.values()))
         for name in names:
             differs = name in own and own[name] is not first and not torch.equal(own[name], first)
@@ -180,11 +180,11 @@ def _fill(who: str, folder: Path, model: PreTrainedModel, stored: dict[str, Stor
         if name in stored:
             put(model, name, stored[name].make())
         elif name in persistent:
-            raise CoramError(f"{who}: no weight file in {folder} has the buffer {name!r}")
+            raise CoramError(f"{who}: no weight file in {folder} contains the buffer {name!r}")
 
 
 def _parameter(who: str, model: PreTrainedModel, name: str, stored: Stored) -> nn.Parameter:
-    """A parameter over the memory map, or a meta one if it must be built from several."""
+    """A parameter over its memory map, or on the meta device if it is built from several."""
     expected = model.get_parameter(name).shape
     if stored.like.shape != expected:
         raise CoramError(

@@ -33,7 +33,7 @@ logger = logging.getLogger("coram_hf")
 
 
 def companion_folder(model: PreTrainedModel) -> Path | None:
-    """The folder that a model was loaded from, or one with its downloaded companions, or None."""
+    """The folder that a model was loaded from, or one with its files from the Hub, or None."""
     origin, commit = model.name_or_path or "", _hub_commit(model)
     if origin and Path(origin).is_dir():
         return Path(origin)
@@ -63,7 +63,7 @@ def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
 
 
 def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of an adapter's folder or of a model's checkpoint, or None if none loads."""
+    """The tokenizer in an adapter's folder or a model's checkpoint, or None if none can be loaded."""
     model = weights.model
     origin, commit = model.name_or_path or "", _hub_commit(model)
     if weights.folder is not None and any(weights.folder.glob("tokenizer*")):
@@ -75,13 +75,13 @@ def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedToken
             origin, trust_remote_code=trust_remote_code, **({} if commit is None else {"revision": commit})
         )
         return found
-    except Exception as error:  # a merge can do without a tokenizer, however it fails
-        logger.warning("the tokenizer of %s does not load: %s", origin, str(error).partition("\n")[0])
+    except Exception as error:  # loading fails in many ways, and a merge can do without a tokenizer
+        logger.warning("cannot load the tokenizer of %s: %s", origin, str(error).partition("\n")[0])
         return None
 
 
 def _hub_commit(model: PreTrainedModel) -> str | None:
-    """The commit of a model from the Hub, as transformers recorded it or as the cache has it."""
+    """The commit of a model from the Hub, as recorded by transformers or by the local cache."""
     known = hub_commit(model)
     origin = model.name_or_path or ""
     if known is not None or origin.count("/") != 1 or Path(origin).is_dir():

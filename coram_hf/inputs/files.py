@@ -23,7 +23,7 @@ from coram_hf.errors import CoramError
 
 
 def weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
-    """The weight files of a checkpoint: safetensors if there are any, else pickles, if they are allowed."""
+    """The weight files of a checkpoint: safetensors if there are any, else pickles if they are allowed."""
     for single, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
         found = [folder / single] if _exists(folder / single) else _indexed(folder / index)
         if found and single == WEIGHTS_NAME and not allow_pickle:
@@ -58,12 +58,12 @@ def read_tensors(folder: Path, files: list[Path]) -> dict[str, Tensor]:
     if _exists(index) and files[0].name not in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         for key, name in _weight_map(index).items():
             if key not in owners:
-                raise CoramError(f"{index}: tensor {key!r} should be in {name}, but is not")
+                raise CoramError(f"{index}: tensor {key!r} should be in {name}, but is missing there")
     return tensors
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """A file's size, time of change, and hash of the first megabyte, where safetensors has its header."""
+    """A file's size, modification time, and hash of its first megabyte, which holds a safetensors header."""
     status = path.stat()
     with path.open("rb") as file:
         head = hashlib.sha256(file.read(2**20)).hexdigest()
@@ -71,7 +71,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; raises if it is damaged or has a key twice."""
+    """Read a JSON file; raise if it is damaged or contains a key twice."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique(path))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -84,7 +84,7 @@ def _unique(path: Path) -> Any:
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise CoramError(f"{path} has the key {twice!r} twice")
+            raise CoramError(f"{path} contains the key {twice!r} twice")
         return found
 
     return check
@@ -103,12 +103,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     content = read_json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names or not all(isinstance(v, str) for v in names.values()):
-        raise CoramError(f"{index} must have a weight_map from tensor names to file names")
+        raise CoramError(f"{index} must contain a weight_map from tensor names to file names")
     return names
 
 
 def _indexed(index: Path) -> list[Path]:
-    """The shards that an index names, each a file of the same folder; none without an index."""
+    """The shards that an index lists, which must be in the same folder; empty without an index."""
     if not _exists(index):
         return []
     shards = []
@@ -116,7 +116,7 @@ def _indexed(index: Path) -> list[Path]:
         if Path(name).name != name or name in ("", ".", "..") or "\\" in name or not name.isprintable():
             raise CoramError(f"{index} names {name!r}, which is not the name of a file in the same folder")
         if Path(name).suffix != Path(index.name.removesuffix(".index.json")).suffix:
-            raise CoramError(f"{index} names {name!r}, which is a different kind of file")
+            raise CoramError(f"{index} names {name!r}, which has a different file extension")
         if not _exists(index.parent / name):
             raise CoramError(f"{index} names the shard {name!r}, which is missing")
         shards.append(index.parent / name)
@@ -124,7 +124,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickle, memory-mapped unless its format is older than torch 1.6."""
+    """The tensors of a pickle file, memory-mapped unless its format is older than torch 1.6."""
     mapped = zipfile.is_zipfile(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(content, dict):
@@ -146,4 +146,6 @@ def _open(path: Path) -> Iterator[tuple[str, Tensor]]:
     except Exception as error:
         if type(error).__name__ != "UnpicklingError":
             raise
-        raise CoramError(f"{path} holds more than tensors: {' '.join(str(error).split())[:200]}") from error
+        raise CoramError(
+            f"{path} contains more than tensors: {' '.join(str(error).split())[:200]}"
+        ) from error

@@ -30,9 +30,9 @@ class Matrix(NamedTuple):
 
 
 class Parameter:
-    """One parameter of the base and of all experts, each made at most once, when it is first needed.
+    """One parameter of the base and of all experts, each computed at most once, on first use.
 
-    target: how its matrices lie in it, if it is merged geometrically.
+    target: the layout of its matrices, if it is merged geometrically.
     """
 
     def __init__(self, inputs: Inputs, name: str) -> None:
@@ -48,7 +48,7 @@ class Parameter:
 
     @property
     def experts(self) -> list[Tensor]:
-        """W_1 .. W_N, rows of vocabularies lined up with the base's."""
+        """W_1 .. W_N, with vocabulary rows aligned with the base's."""
         return self._aligned[1]
 
     @cached_property
@@ -57,7 +57,7 @@ class Parameter:
         return self._inputs.vocabulary.align(self.name, self._inputs.base[self.name], made)
 
     def matrices(self) -> Iterator[Matrix]:
-        """The matrices of a target, from whatever layout; any other parameter comes as it is."""
+        """The matrices of a target, whatever its layout; any other parameter is returned unchanged."""
         if self.target is None:
             yield Matrix(self.name, self.base, self.experts)
             return
@@ -68,13 +68,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A base and the named experts fine-tuned from it, and what is known of them before any merging.
+    """A base and the named experts fine-tuned from it, opened and checked.
 
-    targets: the parameters that are merged geometrically; outside: all other floating tensors; frozen: the
-    rest, which stays as it is in the base.
-    tokenizer: of the merged model, where it is not simply the one beside the base.
-    dtype: of the result, the base's by default; device: where matrices are merged, by default where they lie.
-    told: options that a report repeats.
+    targets: the parameters that are merged geometrically; outside: all other floating-point tensors;
+    frozen: the rest, which stay as in the base.
+    tokenizer: that of the merged model, if it is not the one stored with the base.
+    dtype: that of the result, by default the base's; device: where matrices are merged, by default where they
+    are stored. told: options that the report repeats.
     """
 
     base: Weights
@@ -91,7 +91,7 @@ class Inputs:
     told: Mapping[str, Any] | None = None
 
     def with_targets(self, target_modules: str | tuple[str, ...] | None, *, required: bool) -> Inputs:
-        """The same weights with other target matrices; nothing is opened again."""
+        """These inputs with other target matrices; nothing is opened again."""
         found = {t.name: t for t in find_targets(self.model, target_modules, required=required)}
         others = {name: self.base.original(name) for name in self.base if name not in found}
         return replace(
@@ -103,52 +103,52 @@ class Inputs:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The base's modules."""
+        """The model of the base."""
         return self.base.model
 
     @property
     def floating(self) -> tuple[str, ...]:
-        """All floating tensors, targets first."""
+        """The names of all floating-point tensors, targets first."""
         return (*self.targets, *self.outside)
 
     @property
     def new_size(self) -> int | None:
-        """Rows of the merged vocabulary, if it has more than the base's."""
+        """The number of rows of the merged vocabulary if it grows, else None."""
         return self.vocabulary.size if self.vocabulary.grows else None
 
     @property
     def original_format(self) -> bool:
-        """Whether weights go to disk as they came: not for a checkpoint that was quantised there."""
+        """Whether weights are saved in the layout of the base's checkpoint; not if that was quantised."""
         return stored_quantized(self.model) is None
 
     def named(self) -> Iterator[tuple[str, Weights]]:
-        """The base, under the empty name, and the experts."""
+        """The base, under an empty name, and the experts."""
         yield "", self.base
         yield from self.experts.items()
 
     def parameter(self, name: str) -> Parameter:
-        """One parameter, whose weights are made when they are needed."""
+        """One parameter, whose weights are computed on first use."""
         return Parameter(self, name)
 
     def expert_tensor(self, expert: str, name: str) -> Tensor:
-        """One tensor of one expert alone, in the merged vocabulary."""
+        """One tensor of one expert, with the rows of the merged vocabulary."""
         if self.vocabulary.grown(name):
             return self.parameter(name).experts[list(self.experts).index(expert)]
         return self.vocabulary.align(name, self.base[name], {expert: self.experts[expert][name]})[1][0]
 
     def prefetch(self, name: str) -> None:
-        """Have the pages behind a parameter read from the disk, without waiting for them."""
+        """Start reading a parameter from the disk, without waiting for it."""
         for _, weights in self.named():
             weights.prefetch(name)
 
     def files(self) -> list[Path]:
-        """Every file that is read, and the folders that models in memory were loaded from."""
+        """Every file that is read, and the folders that in-memory models were loaded from."""
         models = [weights for _, weights in self.named()]
         loaded = [Path(m.model.name_or_path) for m in models if not m.files and m.model.name_or_path]
         return [*(path for m in models for path in m.files), *(path for path in loaded if path.is_dir())]
 
     def sources(self) -> dict[str, dict[str, Any]]:
-        """Where base and experts come from; what was trained in memory still has the name of its base."""
+        """Where base and experts come from; unknown for experts trained in memory from the base."""
         found = {name: provenance(weights) for name, weights in self.named()}
         for name, weights in self.experts.items():
             if not weights.files and weights.location == self.base.location:
@@ -156,7 +156,7 @@ class Inputs:
         return found
 
     def identity(self) -> dict[str, Any] | None:
-        """What the inputs are, so that a change is noticed; None if a model is in memory and not on disk."""
+        """A fingerprint of the inputs, so that changes are noticed; None if a model is only in memory."""
         if not all(weights.files for _, weights in self.named()):
             return None
         return {
@@ -167,7 +167,7 @@ class Inputs:
         }
 
     def _vocabulary_hash(self) -> str:
-        """A hash of how the rows of the vocabularies are lined up."""
+        """A hash of how the rows of the vocabularies are aligned."""
         vocabulary = self.vocabulary
         digest = hashlib.sha256(repr((vocabulary.size, vocabulary.new_rows.tolist())).encode())
         for name, rows in sorted(vocabulary.rows.items()):

@@ -1,8 +1,8 @@
 """All uses of transformers, peft and accelerate beyond their documented interfaces.
 
-Tried with transformers 5.22.2, peft 0.21.2, accelerate 1.15.0 and torch 2.13.0, and with the lower bounds of
+Tested with transformers 5.22.2, peft 0.21.2, accelerate 1.15.0 and torch 2.13.0, and with the lower bounds of
 pyproject.toml: transformers 5.6.0, peft 0.21.0, accelerate 1.1.0. Each function names what it relies on, so
-that an upgrade means reading this file only.
+only this file needs review after an upgrade.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
 KEY_PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model's modules in the files of an adapter."""
+"""The prefix of module names in PEFT's adapter files."""
 
 
 def put(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace one parameter or buffer of a model.
 
-    Relies on `nn.Module.__setattr__`, which keeps the order of names, and which buffers are persistent.
+    Relies on `nn.Module.__setattr__` to keep the order of names and the persistence of buffers.
     """
     owner, _, key = name.rpartition(".")
     holder = model.get_submodule(owner)
@@ -54,12 +54,12 @@ def put(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def without_initialization() -> AbstractContextManager[None]:
-    """Build models without drawing their initial weights. Relies on transformers.initialization."""
+    """Build models without initialising their weights. Relies on transformers.initialization."""
     return no_init_weights()
 
 
 def custom_class(reference: str, folder: str) -> type[PreTrainedModel]:
-    """The class `module.Name` of a folder's own code. Relies on transformers.dynamic_module_utils."""
+    """The class `module.Name` in a folder's custom code. Relies on transformers.dynamic_module_utils."""
     return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, folder))
 
 
@@ -73,9 +73,9 @@ def hub_commit(model: PreTrainedModel) -> str | None:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Parameters that transformers makes from several tensors on disk, such as stacked experts.
+    """Parameters that transformers builds from several tensors on disk, such as stacked experts.
 
-    Relies on `add_tensor` and `convert` of a WeightConverter, which collects tensors: each run takes a copy.
+    Relies on `add_tensor` and `convert` of a WeightConverter, which collects tensors: each run uses a copy.
     """
 
     model: PreTrainedModel
@@ -95,7 +95,7 @@ class Conversion:
 class DiskNames(NamedTuple):
     """How the tensors of a checkpoint become a model's parameters.
 
-    keys: for a parameter that is stored as it is, its key on disk. unexpected: keys without a parameter.
+    keys: the key on disk of each parameter that is stored unchanged. unexpected: keys without a parameter.
     """
 
     keys: dict[str, str]
@@ -106,7 +106,7 @@ class DiskNames(NamedTuple):
 def disk_names(model: PreTrainedModel, keys: Iterable[str]) -> DiskNames:
     """Match a checkpoint's keys with the model's names by the tables of `from_pretrained`.
 
-    The entries that were used stay with the model, so that it is saved in the layout that it came in. Relies
+    The entries used are stored in the model, so that it is saved in its original layout. Relies
     on conversion_mapping, core_model_loading, `_weight_conversions` and `_keys_to_ignore_on_load_unexpected`.
     """
     mapping = get_model_conversion_mapping(model)
@@ -146,7 +146,7 @@ def to_disk(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 
 def saved_together(model: PreTrainedModel, names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Parameters grouped by what `save_pretrained` converts as one.
+    """Group parameters that `save_pretrained` converts together.
 
     Relies on `_weight_conversions`, conversion_mapping and core_model_loading.
     """
@@ -176,20 +176,20 @@ def tied_on_load(model: PreTrainedModel) -> Collection[str]:
 
 
 def device_hooks(model: nn.Module) -> list[object]:
-    """The hooks by which accelerate moves parameters. Relies on `_hf_hook` of a module."""
+    """The hooks with which accelerate moves parameters. Relies on `_hf_hook` of a module."""
     return [hook for module in model.modules() if (hook := getattr(module, "_hf_hook", None)) is not None]
 
 
-# peft: layers around layers
+# peft: wrapped layers
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Whether PEFT has put a module in place of an original one. Relies on AuxiliaryTrainingWrapper."""
+    """Whether a module is PEFT's replacement of an original one. Relies on AuxiliaryTrainingWrapper."""
     return isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
 
 
 def wrapped(module: Any) -> nn.Module | None:
-    """The module that one of PEFT's is directly around; None for an original one.
+    """The module that a PEFT module directly wraps; None for an original module.
 
     Relies on `original_module` (modules_to_save), `token_adapter` (trainable tokens) and `base_layer`.
     """
@@ -201,15 +201,15 @@ def wrapped(module: Any) -> nn.Module | None:
 
 
 def trained_copy(module: nn.Module, adapter: str) -> nn.Module | None:
-    """The whole module that an adapter has trained in place of an original. Relies on `modules_to_save`."""
+    """The full copy of a module that an adapter has trained, if any. Relies on `modules_to_save`."""
     copies = module.modules_to_save.items() if isinstance(module, ModulesToSaveWrapper) else ()
     return dict(copies).get(adapter)
 
 
 def tuner_layer(module: nn.Module) -> Any:
-    """The layer of a wrapper that merges adapters; None for one that holds trained copies.
+    """The layer of a wrapper that merges adapters; None for a wrapper of trained copies.
 
-    Relies on `token_adapter`, which the wrapper for trainable tokens has.
+    Relies on `token_adapter` of the wrapper for trainable tokens.
     """
     if isinstance(module, BaseTunerLayer):
         return module
@@ -217,26 +217,26 @@ def tuner_layer(module: nn.Module) -> Any:
 
 
 def tuner_layers(layer: nn.Module | None) -> Iterator[Any]:
-    """A layer that merges adapters, and the ones inside it, outermost first. Relies on BaseTunerLayer."""
+    """A layer that merges adapters and those nested in it, outermost first. Relies on BaseTunerLayer."""
     while isinstance(layer, BaseTunerLayer):
         yield layer
         layer = wrapped(layer)
 
 
 def has_adapter(layer: nn.Module, adapter: str) -> bool:
-    """Whether a layer, or one inside it, has parameters of an adapter. Relies on `adapter_layer_names`."""
+    """Whether an adapter has parameters in a layer or inside it. Relies on `adapter_layer_names`."""
     parts = [module for module in layer.modules() if isinstance(module, BaseTunerLayer)]
     return any(adapter in getattr(part, key, ()) for part in parts for key in part.adapter_layer_names)
 
 
 def forget_adapters(model: PreTrainedModel) -> None:
-    """Drop what transformers remembers of a model's adapters. Relies on `_hf_peft_config_loaded`."""
+    """Clear transformers' record of a model's adapters. Relies on `_hf_peft_config_loaded`."""
     model._hf_peft_config_loaded = False
     model.__dict__.pop("peft_config", None)
 
 
 def parameter_mark(config: PeftConfig) -> str:
-    """A part of the names of a PEFT method's own parameters, such as lora_. Relies on peft.mapping."""
+    """The prefix of a PEFT method's parameter names, such as lora_. Relies on peft.mapping."""
     return PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(config.peft_type), "")
 
 
@@ -244,18 +244,18 @@ def parameter_mark(config: PeftConfig) -> str:
 
 
 def is_oft_linear(layer: nn.Module) -> bool:
-    """Whether a layer is OFT's over a linear one. Relies on peft.tuners.oft.layer."""
+    """Whether a layer is an OFT layer around a linear one. Relies on peft.tuners.oft.layer."""
     return isinstance(layer, OFTLinear)
 
 
 def oft_rotation(layer: nn.Module, adapter: str) -> nn.Module | None:
-    """The rotation that an OFT adapter holds for a layer, if any. Relies on `oft_R`."""
+    """The rotation of an OFT adapter for a layer, if any. Relies on `oft_R`."""
     rotations = layer.oft_R.items() if isinstance(layer, OFTLayer) else ()
     return dict(rotations).get(adapter)
 
 
 def rotation_blocks(rotation: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
-    """R of every block (blocks, b, b), as the adapter's own layer makes it.
+    """R of every block (blocks, b, b), as the adapter's own layer computes it.
 
     Relies on `_project_batch` and `_cayley_batch` of an OFTRotationModule, and on its settings.
     """

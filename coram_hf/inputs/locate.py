@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
 
 def parse_source(text: str) -> Source:
-    """Parse a source; its name defaults to that of its last folder, or of its repository."""
+    """Parse a source; its name defaults to that of its folder or repository."""
     name, mark, rest = text.partition("=")
     if not mark or "/" in name or Path(text).expanduser().is_dir():
         name, rest = "", text
@@ -47,7 +47,7 @@ def parse_source(text: str) -> Source:
 
 
 class Located(NamedTuple):
-    """A local folder, the source that it comes from, and its commit on the Hub."""
+    """A local folder, where it comes from, and its commit on the Hub."""
 
     folder: Path
     location: str

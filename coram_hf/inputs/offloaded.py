@@ -1,4 +1,4 @@
-"""Models that accelerate has offloaded: their parameters are in CPU memory or on disk, behind hooks."""
+"""Models offloaded by accelerate: hooks hold their parameters in CPU memory or on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_offloaded(model: nn.Module) -> bool:
 
 
 def offloaded_tensors(model: nn.Module) -> dict[str, Callable[[], Tensor]]:
-    """Functions that read, one at a time, the parameters and buffers that hooks hold."""
+    """The parameters and buffers held by hooks, as functions that read one each."""
     found: dict[str, Callable[[], Tensor]] = {}
     for prefix, module in model.named_modules():
         if not has_offloaded_params(module):
@@ -36,7 +36,7 @@ _aligning = threading.Lock()
 
 
 def _read(module: nn.Module, key: str) -> Tensor:
-    """A copy of a tensor that a hook puts into its module only while it is in use."""
+    """A copy of a tensor that a hook loads into its module only while in use."""
     with _aligning, align_module_device(module, execution_device=torch.device("cpu")):
         tensor: Tensor = getattr(module, key)
         return tensor.detach().clone()

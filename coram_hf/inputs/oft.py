@@ -21,11 +21,11 @@ from coram_hf.inputs.internals import KEY_PREFIX, is_oft_linear, rotation_blocks
 from coram_hf.inputs.weights import Weights
 
 DENSE_WIDTH = 1024
-"""The widest input for which PEFT's own merge, a dense product of that width, is fast enough."""
+"""The widest input for which PEFT's own merge, a dense product, is fast enough."""
 
 
 def is_wide_oft(layer: nn.Module) -> bool:
-    """Whether a layer is an unmerged OFT layer over a plain linear one that is wider than DENSE_WIDTH."""
+    """Whether a layer is an unmerged OFT layer around a plain linear one wider than DENSE_WIDTH."""
     if not is_oft_linear(layer) or layer.merged:
         return False
     inner: Any = layer.base_layer
@@ -47,20 +47,20 @@ def orthogonality_error(blocks: Tensor) -> float:
 
 
 def is_legacy(state: dict[str, Tensor]) -> bool:
-    """Whether these are tensors of an OFT adapter from before PEFT 0.16, which PEFT no longer reads."""
+    """Whether the tensors are from an OFT adapter of PEFT before 0.16, which PEFT no longer reads."""
     return any(key.endswith(".oft_r") for key in state)
 
 
 def open_legacy(who: str, origin: Weights, folder: Path, state: dict[str, Tensor]) -> Weights:
-    """An OFT adapter from before PEFT 0.16 as an expert.
+    """An OFT adapter of PEFT before 0.16 as an expert.
 
-    Since 0.14 it rotates inputs and scales outputs, W' = diag(s) W R^T with `oft_r` and `oft_s`; before, it
-    rotates outputs, W' = R^T W. In both, R is the Cayley transform of the skew part of `oft_r`.
+    Since 0.14 it rotates inputs and scales outputs, W' = diag(s) W R^T with `oft_r` and `oft_s`; before
+    that it rotates outputs, W' = R^T W. In both, R is the Cayley transform of the skew part of `oft_r`.
     """
     settings = read_json(folder / "adapter_config.json")
     for key in ("r", "eps"):
         if not isinstance(settings, dict) or not isinstance(settings.get(key), int | float):
-            raise CoramError(f"{who}: {folder / 'adapter_config.json'} must have a number {key!r}")
+            raise CoramError(f"{who}: {folder / 'adapter_config.json'} must contain a number {key!r}")
     overrides: dict[str, Callable[[], Tensor]] = {}
     worst = 0.0
     for key, tensor in state.items():
@@ -112,7 +112,7 @@ def _legacy_blocks(generator: Tensor, settings: dict[str, Any], rows: int) -> Te
 
 
 def _check_cover(who: str, name: str, blocks: Tensor, width: int) -> None:
-    """Raise unless the blocks cover the side of the matrix that they rotate; a single one may be shared."""
+    """Raise unless the blocks cover the side of the matrix that they rotate; a single block may be shared."""
     size = blocks.shape[-1]
     if size > width or (len(blocks) != 1 and not width <= len(blocks) * size < width + len(blocks)):
         raise CoramError(

@@ -1,4 +1,4 @@
-"""Opening the base and its experts: naming them, and checking that they can be merged."""
+"""Open the base and its experts, name them, and check that they can be merged."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
 from coram_hf.inputs.weights import Weights
 
 ModelSource = PreTrainedModel | PeftModel | str | Path
-"""A loaded model, a model with adapters (each of them is an expert), or where either is to be found."""
+"""A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
 ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource]
 TOLD = ("vocabulary", "trust_remote_code", "allow_pickle")
-"""Options that a report repeats."""
+"""Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
 
 
@@ -42,9 +42,9 @@ def open_inputs(
     need_targets: bool = True,
     device: torch.device | None = None,
 ) -> Inputs:
-    """Name the experts, check that each has the base's architecture, tensors and shapes, find the targets.
+    """Open base and experts, check that architectures, tensors and shapes agree, and find the targets.
 
-    `device` is the one that the option of that name stands for on this machine.
+    `device` is the option of that name, resolved for this machine.
     """
     check_options(options)
     trust_remote_code = options.get("trust_remote_code", False)
@@ -66,7 +66,7 @@ def open_inputs(
             warnings += weights.warnings
             if name in opened:
                 raise CoramError(
-                    f"two experts are called {name!r}; tell them apart by a dict name -> expert, "
+                    f"two experts are called {name!r}; give them distinct names with a dict name -> expert, "
                     "or name=source on the command line"
                 )
             _check_same_architecture(origin, name, weights.model)
@@ -76,7 +76,7 @@ def open_inputs(
     unknown = set(expert_tokenizers or ()) - set(opened)
     if unknown:
         raise CoramError(
-            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; there are {list(opened)}"
+            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; valid: {list(opened)}"
         )
 
     own = tokenizer or find_tokenizer(source, trust_remote_code)
@@ -107,7 +107,7 @@ def open_inputs(
 
 
 def _open_base(base: ModelSource, open_folder: OpenFolder) -> Weights:
-    """The weights of the base; adapters in it are left out."""
+    """The weights of the base, without any adapters in it."""
     if isinstance(base, str | Path):
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):
@@ -126,7 +126,7 @@ def _open_expert(
     open_folder: OpenFolder,
     allow_pickle: bool,
 ) -> Iterator[tuple[str, Weights]]:
-    """One expert, or each adapter of one, by the given name or that of its adapter, folder or repository."""
+    """One expert, or each of its adapters, under the given name or that of adapter, folder or repository."""
     if given is not None and (not isinstance(given, str) or not given):
         raise CoramError(f"an expert's name must be a non-empty string, found {given!r}")
     label = given
@@ -150,7 +150,7 @@ def _open_expert(
     _require_model(f"expert {label or position!r}", expert)
     if is_adapted(expert):
         raise CoramError(
-            f"expert {label or position!r} holds adapters; pass it as a PeftModel, or merge them first"
+            f"expert {label or position!r} contains adapters; pass it as a PeftModel, or merge them first"
         )
     name = label or _name_by_origin(base.model, expert, position)
     yield name, Weights(dequantized(f"expert {name!r}", expert))
@@ -188,7 +188,7 @@ def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTraine
 def _check_same_tensors(
     base: Weights, name: str, expert: Weights, token_axis: Mapping[str, int]
 ) -> list[str]:
-    """Compare names, shapes and kinds of dtype; returns warnings about weights that only one side ties."""
+    """Raise unless names, shapes and kinds of dtype agree; return warnings about differently tied weights."""
     lacking = [tensor for tensor in base if tensor not in expert and tensor not in expert.tied]
     extra = [tensor for tensor in expert if tensor not in base and tensor not in base.tied]
     for absent, what in ((lacking, "lacks"), (extra, "has an extra")):

@@ -1,4 +1,4 @@
-"""Options of a merge that are not the method's: vocabularies, tokenizers, dtype, trust, device, progress."""
+"""Options of a merge, whatever its method: vocabularies, tokenizers, dtype, trust, device, progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Policy = Literal["base", "union", "error"]
 
 
 class MergeOptions(TypedDict, total=False):
-    """Keyword arguments that every merger takes; each states its help where it is declared."""
+    """Keyword arguments of every merger."""
 
     vocabulary: Annotated[
         Policy,
@@ -51,12 +51,12 @@ def merge_options() -> dict[str, Declared]:
 
 
 def text_options() -> dict[str, Declared]:
-    """Those that recipes and the command line have, too."""
+    """The options that recipes and the command line offer as well."""
     return {name: option for name, option in merge_options().items() if not option.python_only}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise for an unknown option, with a suggestion, or for a value that does not exist."""
+    """Raise for an unknown option, with a suggestion, or for an invalid value."""
     known = merge_options()
     check_names(options, list(known), "merge option")
     for name in ("vocabulary", "trust_remote_code", "allow_pickle", "progress"):
@@ -65,7 +65,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def output_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """A floating torch dtype by itself or by name."""
+    """A floating-point torch dtype, given as such or by name."""
     import torch
 
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype

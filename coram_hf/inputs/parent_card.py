@@ -19,7 +19,7 @@ FIELDS = ("license", "language", "datasets")
 def provenance(weights: Weights) -> dict[str, Any]:
     """Where weights come from: source, commit, a hash of the files, and the card's license and datasets.
 
-    Of a folder only the name is given: local paths are omitted for privacy.
+    For a local folder only its name is given: paths are omitted for privacy.
     """
     folder = weights.folder or Path(weights.model.name_or_path or "/nowhere")
     location = weights.location or ""
@@ -50,13 +50,13 @@ def _card(folder: Path) -> dict[str, Any]:
         return {}
     try:
         data = metadata_load(path) or {}
-    except Exception:  # YAML that others wrote fails in many ways
+    except Exception:  # other people's YAML fails in many ways
         return {}
     return {key: found for key in FIELDS if (found := [v for v in _list(data.get(key)) if _is_plain(v)])}
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value of a card is a short text, and not a local path."""
+    """Whether a value in a card is a short string and not a local path."""
     return isinstance(value, str) and 0 < len(value) <= 200 and not value.startswith(("/", "~", ".", "\\"))
 
 

@@ -1,4 +1,4 @@
-"""Quantised models: detected, and dequantised if transformers can do so here, else refused."""
+"""Detect quantised models, and dequantise them if transformers can, else raise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dequantized(who: str, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def stored_quantized(model: PreTrainedModel) -> str | None:
-    """The quantisation scheme of the checkpoint behind a model, which may be dequantised in memory."""
+    """The quantisation scheme of a model's checkpoint, even if the model itself has been dequantised."""
     path = Path(model.name_or_path or "") / "config.json"
     if not model.name_or_path or not path.is_file():
         return None

@@ -1,8 +1,7 @@
 """Which parameters are merged geometrically: the projection matrices of the transformer blocks.
 
-Targets are found by what a module is and where it stands, not by the name of its model: linear maps
-(and stacked experts) inside repeated blocks and, in a model that holds a language model beside towers
-for other modalities, inside that language model only.
+Targets are found by a module's type and position, not by the name of its model: linear maps (and stacked
+experts) inside repeated blocks and, in a multimodal model, inside its language model only.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from coram_hf.errors import CoramError
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What modules and model configs call the number of experts of a mixture layer."""
+"""Attributes of modules and configs that give the number of experts of a mixture layer."""
 
 CONVOLUTIONS = (
     nn.Conv1d,
@@ -30,7 +29,7 @@ CONVOLUTIONS = (
 )
 
 OTHER_MODALITIES = ("vision", "image", "audio", "speech", "video", "vq")
-"""Words in the names of sub-configs that describe something else than language."""
+"""Words in the names of sub-configs for modalities other than language."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,9 @@ def _expert_counts(holder: object) -> set[int]:
 
 
 def _stored_by_input(module: nn.Module, stacks: dict[str, nn.Parameter]) -> bool:
-    """Whether stacked experts are (expert, input, output): as declared, else by where the width stands.
+    """Whether stacked experts are (expert, input, output): as declared, else by which axis has the width.
 
-    Only a projection down ends in the width of the model; all others start from it.
+    Only down projections output the width of the model; all others take it as input.
     """
     declared = getattr(module, "is_transposed", None)
     if declared is not None:
@@ -110,7 +109,7 @@ def _stored_by_input(module: nn.Module, stacks: dict[str, nn.Parameter]) -> bool
 
 
 def _block_modules(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Modules inside the repeated blocks of the language part, without the gates of mixtures."""
+    """Modules inside the repeated blocks of the language model, except the gates of mixtures."""
     modules = dict(model.named_modules())
     blocks = tuple(f"{name}." for name, module in modules.items() if _is_block_list(module))
     within = _language_part(model, modules)
@@ -120,17 +119,17 @@ def _block_modules(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 
 def _is_block_list(module: nn.Module) -> bool:
-    """A list of blocks: of modules that hold several linear maps each, not of the maps themselves."""
+    """Whether a module is a list of blocks with several linear maps each, not of single maps."""
     return isinstance(module, nn.ModuleList) and any(
         sum(p.ndim >= 2 for p in item.parameters()) > 1 and not isinstance(item, nn.Linear) for item in module
     )
 
 
 def _language_part(model: PreTrainedModel, modules: dict[str, nn.Module]) -> Callable[[str], bool]:
-    """Tells by name whether a module belongs to the language model, where there are other parts.
+    """A function that tells by name whether a module belongs to the language model.
 
-    That is a submodule of this name or, in a model that generates from other modalities too, the smallest
-    one that holds the token embedding and blocks, without towers built from the other sub-configs.
+    That is the submodule `language_model` or, in a model that generates from other modalities too, the
+    smallest one with the token embedding and blocks, without towers built from the other sub-configs.
     """
     roots = [name for name in modules if name.split(".")[-1] == "language_model"]
     others = [
@@ -160,7 +159,7 @@ def _root_of_embedding(model: PreTrainedModel, modules: dict[str, nn.Module]) ->
 
 
 def _is_gate(name: str, modules: dict[str, nn.Module]) -> bool:
-    """Whether a module is, or lies in, the router of a mixture or a gate beside its experts."""
+    """Whether a module is, or is inside, the router of a mixture or a gate next to its experts."""
     parts = name.split(".")
     return any(
         "router" in part

@@ -24,7 +24,7 @@ def match_vocabularies(
     tokenizer: PreTrainedTokenizerBase | None,
     expert_tokenizers: Mapping[str, PreTrainedTokenizerBase | None],
 ) -> tuple[Vocabulary, list[str]]:
-    """Match every expert's rows with the base's, by token where tokenizers are known, else by index.
+    """Match every expert's rows with the base's, by token if the tokenizers are known, else by index.
 
     Also returns a warning for every expert whose rows differ from the base's.
     """
@@ -87,14 +87,14 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 def rows_by_index(size: int, own_size: int) -> Tensor:
-    """Row i of the expert for row i of the merged model, or ABSENT if it has fewer."""
+    """Match row i of the expert with row i of the merged model; ABSENT if the expert has fewer rows."""
     rows = torch.arange(size)
     rows[own_size:] = ABSENT
     return rows
 
 
 def rows_by_token(tokens: Tokens, own: Tokens, size: int, own_size: int) -> Tensor:
-    """The expert's row of the same token; rows that are padding on both sides match by index."""
+    """Match the expert's rows by token; rows that are padding on both sides match by index."""
     rows = rows_by_index(size, own_size)
     in_use = [row for row in (*tokens.values(), *own.values()) if row < size]
     rows[in_use] = ABSENT
@@ -128,7 +128,7 @@ def _new_rows(tokenizer: PreTrainedTokenizerBase | None, tokens: Tokens | None, 
 
 
 def _in_place(rows: Tensor, new_rows: list[int]) -> bool:
-    """Whether every row except the new ones has the index that it has in the base."""
+    """Whether every row except the new ones has the same index as in the base."""
     expected = torch.arange(len(rows))
     expected[new_rows] = ABSENT
     return torch.equal(rows, expected)
@@ -141,7 +141,7 @@ def _require_owners(tokens: Tokens | None, rows: Mapping[str, Tensor], new_rows:
         if all(order[row] == ABSENT for order in rows.values()):
             raise CoramError(
                 f"token {names[row]!r} is in a tokenizer, but neither the base nor any expert has an "
-                "embedding row for it; resize the embeddings of the model that the token was added for"
+                "embedding row for it; resize the embeddings of the model whose tokenizer has it"
             )
 
 

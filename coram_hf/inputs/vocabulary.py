@@ -17,7 +17,7 @@ class Vocabulary:
     """The merged vocabulary, and which row of each expert belongs to which merged row.
 
     token_axis: for every tensor with one entry per token, the axis of the tokens.
-    size: tokens and padding rows of the merged model. new_rows: merged rows that the base lacks.
+    size: rows of the merged model, padding included. new_rows: merged rows that the base lacks.
     rows: per expert, its row for each merged row, or ABSENT; empty if all vocabularies agree.
     counts: per expert, rows matched and added, and tokens dropped.
     """
@@ -35,14 +35,14 @@ class Vocabulary:
         return len(self.new_rows) > 0
 
     def grown(self, name: str) -> bool:
-        """Whether a tensor has rows that the base does not have."""
+        """Whether a tensor has rows that the base lacks."""
         return self.grows and name in self.token_axis
 
     def align(self, name: str, base: Tensor, experts: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One tensor of the base and of every expert, with tokens in the merged order.
 
         A token that the base lacks gets the mean row of the experts that have it, in the base and in every
-        expert; a token that an expert lacks gets the base's row there, and so does not move.
+        expert; a token that an expert lacks gets the base's row there, so the expert does not move it.
         """
         axis = self.token_axis.get(name)
         if axis is None or not self.rows:
@@ -53,7 +53,7 @@ class Vocabulary:
         return origin.movedim(0, axis), [tensor.movedim(0, axis) for tensor in ordered]
 
     def _extended(self, base: Tensor, experts: Mapping[str, Tensor]) -> Tensor:
-        """The base with a row for every new token: the mean of the experts that have it."""
+        """The base with a row for every new token: the mean over the experts that have it."""
         if not self.grows:
             return base
         total = torch.zeros(len(self.new_rows), *base.shape[1:], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The weights of a model, by name: those in memory, on disk behind it, or made when they are asked for."""
+"""The weights of a model by name: in memory, on disk, or computed on demand."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Make = Callable[[], Tensor]
 class Weights(Mapping[str, Tensor]):
     """Parameters and persistent buffers by name; a tied parameter appears once, under its first name.
 
-    tied: the further names of tied parameters, and their first one; they can be looked up, too.
-    overrides: parameters that are made when they are asked for: by an adapter, from several tensors on disk,
-    or from where accelerate has put them.
-    load: how to get the model into memory, for one whose weights are on disk.
-    location, commit: the folder or Hub repository that it comes from, and its commit there, where known;
-    folder: where that is on this machine, if it was opened from there.
-    files: what the weights are read from. pieces: the memory maps behind each parameter.
-    kind: "full", or the PEFT type of the adapter; adapter: the model that holds it, and its name there.
+    tied: maps the other names of tied parameters to their first; lookup accepts all names.
+    overrides: parameters computed on demand: by an adapter, from several tensors on disk, or from where
+    accelerate has offloaded them.
+    load: loads the model into memory, if its weights are on disk.
+    location, commit: the folder or Hub repository of the weights, and the commit there, if known;
+    folder: its local folder, if the weights were opened from one.
+    files: the files that are read. pieces: the memory maps behind each parameter.
+    kind: "full", or the PEFT type of the adapter; adapter: the model with the adapter, and its name there.
     orthogonality_error: max |R^T R - I| of an OFT adapter.
     """
 
@@ -76,7 +76,7 @@ class Weights(Mapping[str, Tensor]):
         return tensor.to(torch.float32) if _is_float8(tensor) else tensor
 
     def original(self, name: str) -> Tensor:
-        """A tensor of the same shape and dtype, under an adapter's change, without making anything."""
+        """The tensor without overrides, with the same shape and dtype; nothing is computed."""
         return self._tensors[self.tied.get(name, name)]
 
     def __contains__(self, name: object) -> bool:
@@ -89,7 +89,7 @@ class Weights(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def copy_model(self) -> PreTrainedModel:
-        """A model of its own in memory, with these weights."""
+        """A new model in memory, with these weights."""
         if self._load is not None:
             model = self._load()
             state = model.state_dict(keep_vars=True)
@@ -102,7 +102,7 @@ class Weights(Mapping[str, Tensor]):
         return copy.deepcopy(self.model)
 
     def prefetch(self, name: str) -> None:
-        """Have the pages behind a tensor read from the disk, without waiting for them."""
+        """Start reading a tensor from the disk, without waiting for it."""
         for piece in self._pieces.get(self.tied.get(name, name), ()):
             start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             length = piece.data_ptr() + piece.numel() * piece.element_size() - start
@@ -118,5 +118,5 @@ def _libc() -> ctypes.CDLL:
 
 
 def _is_float8(tensor: Tensor) -> bool:
-    """8-bit floats have no arithmetic in torch; float32 holds them exactly."""
+    """Whether a tensor has 8-bit floats: torch has no arithmetic for them, and float32 holds them exactly."""
     return tensor.is_floating_point() and tensor.element_size() == 1

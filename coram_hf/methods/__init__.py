@@ -1,1 +1,1 @@
-"""The methods: CORAM, the rivals it is compared with, and what they have in common."""
+"""Merge methods: CORAM, the baselines it is compared with, and their common protocol."""

@@ -1,4 +1,4 @@
-"""Baselines: a function of the updates of one tensor, made a method that merges whole models."""
+"""Baselines: functions of the updates of one tensor, turned into methods that merge whole models."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from coram_hf.methods.updates import Updates
 
 Tensors = Callable[[], Iterator[Updates]]
 Prepare = Callable[[Tensors, Mapping[str, Any]], Any]
-"""Something that a method must know of all tensors before it merges the first one."""
+"""Computes what a method must know about all tensors before it merges the first one."""
 
 
 @dataclass(frozen=True)
 class Baseline:
     """A merge method: a function of Updates whose keyword arguments are its parameters.
 
-    by_rows: whether it may be given some rows of a tensor at a time.
-    presets: by the names of the paper's tables, the parameters that differ from the defaults;
-    mergebench: the same with the coefficients that MergeBench runs.
-    from_mergekit: reads mergekit's parameters for this method, which may need no base there (baseless).
+    by_rows: whether it can process a few rows of a tensor at a time.
+    presets: parameters that differ from the defaults, by their names in the paper's tables;
+    mergebench: presets with the coefficients that MergeBench uses.
+    from_mergekit: converts mergekit's parameters for this method; baseless: whether it needs no base there.
     """
 
     update: Callable[..., Tensor]
@@ -49,7 +49,7 @@ class Baseline:
 
     @property
     def title(self) -> str:
-        """What a card calls the method."""
+        """The method's name in model cards."""
         return f"the baseline {self.name}"
 
     @property
@@ -59,31 +59,31 @@ class Baseline:
 
     @cached_property
     def options(self) -> dict[str, Declared]:
-        """The parameters of the function, as its signature declares them."""
+        """The parameters declared in the function's signature."""
         parameters = inspect.signature(self.update).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         hints = get_type_hints(self.update, include_extras=True)
         return declared({name: hints[name] for name in defaults}, defaults)
 
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters of the method, the given ones checked."""
+        """Check the given parameters and fill in the defaults of the others."""
         check_names(parameters, list(self.options), f"parameter of {self.name}")
         for name, value in parameters.items():
             self.options[name].checked(value, self.name)
         return {name: option.default for name, option in self.options.items()} | dict(parameters)
 
     def __call__(self, updates: Updates, parameters: Mapping[str, Any]) -> Tensor:
-        """The merged update of one tensor; an empty tensor has an empty one."""
+        """The merged update of one tensor; empty for an empty tensor."""
         if updates.base.numel() == 0:
             return updates.shaped(updates.empty())
         return self.update(updates, **parameters)
 
     def prepared(self, tensors: Tensors, parameters: Mapping[str, Any]) -> Any:
-        """What the method must know of all tensors before it merges the first one; None for most."""
+        """What the method must know about all tensors before it merges the first one; None for most."""
         return None if self.prepare is None else self.prepare(tensors, parameters)
 
     def choose(self, parameters: Mapping[str, Any]) -> Choice:
-        """The method with these parameters, those that every method takes among them."""
+        """The method with these parameters, including those of every method."""
         check_names(parameters, [*self.options, *options_of(Shared)], f"option of {self.name}")
         shared = Shared(**{k: v for k, v in parameters.items() if k in options_of(Shared)})
         own = self.complete({k: v for k, v in parameters.items() if k in self.options})
@@ -96,16 +96,16 @@ class Baseline:
         )
 
     def config(self, parameters: Mapping[str, Any]) -> None:
-        """A baseline has no CoramConfig."""
+        """Return None: a baseline has no CoramConfig."""
 
     def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Python that repeats a merge."""
+        """Python code that repeats a merge."""
         given = "".join(f", {key}={value!r}" for key, value in config.items() if value is not None)
         call = f"merge({sources}, {self.name!r}{given}{options}).save_pretrained('merged')"
         return ["from coram_hf.baselines import merge", call]
 
     def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Words of the command line that repeat a merge."""
+        """Command-line arguments that repeat a merge."""
         return command_words(self.name, config)
 
 
@@ -119,14 +119,14 @@ def command_words(name: str, config: Mapping[str, Any]) -> list[str]:
 
 
 def _yaml(value: Any) -> str:
-    """A value as YAML reads it; its floats need a point."""
+    """Format a value as YAML, whose floats need a decimal point."""
     text = str(value)
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
 @dataclass(frozen=True)
 class Euclidean:
-    """A baseline on all floating tensors of a model; nothing is amplified."""
+    """A baseline applied to all floating-point tensors of a model, without amplification."""
 
     baseline: Baseline
     parameters: Mapping[str, Any]
@@ -134,15 +134,15 @@ class Euclidean:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The method, the options that all methods have, and its parameters."""
+        """The method, the options of every method, and its own parameters."""
         return {"method": self.baseline.name, **self.shared.to_dict(), **self.parameters}
 
     def names(self, inputs: Inputs) -> dict[str, How]:
-        """All floating tensors."""
+        """All floating-point tensors."""
         return dict.fromkeys(inputs.floating, How(amplified=False, by_rows=self.baseline.by_rows))
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
-        """The function on every matrix of a target, and on every other tensor as it is."""
+        """Apply the function to every matrix of a target, and to every other tensor as a whole."""
         weights = normalized_weights(self.shared.weights, len(inputs.experts))
         make = partial(Updates, weights=weights, factors=tuple(factors), given=self.shared.weights)
 
@@ -171,9 +171,9 @@ def euclidean_blocks(
     by_rows: bool,
     counted: bool,
 ) -> Iterator[Block]:
-    """The update of one parameter by a function of Updates, some rows at a time.
+    """The update of one parameter by a function of Updates, a few rows at a time.
 
-    `counted` says whether its norm is part of the merged update's, as that of a target is.
+    `counted`: whether its norm counts towards that of the merged update, as for targets.
     """
     if by_rows:
         updates = make(parameter.base, parameter.experts, name=parameter.name)
@@ -186,7 +186,7 @@ def euclidean_blocks(
 
 
 def _whole(parameter: Parameter, make: Callable[..., Updates], merge: Callable[[Updates], Tensor]) -> Tensor:
-    """The update of all matrices of a parameter, as the rows that it is stored in."""
+    """The update of all matrices of a parameter, in the rows of its stored layout."""
     merged = [merge(make(base, experts, name=name)) for name, base, experts in parameter.matrices()]
     if parameter.target is None:
         return as_rows(merged[0])

@@ -32,7 +32,7 @@ class Coram:
         return {"method": "coram", **self.configuration.to_dict()}
 
     def names(self, inputs: Inputs) -> dict[str, How]:
-        """The targets, amplified, and with a residual pathway all other floating tensors, which are not."""
+        """The amplified targets, and with a residual pathway all other floating-point tensors."""
         residual = self.configuration.residual
         found = dict.fromkeys(inputs.targets, How(amplified=True, by_rows=True))
         if residual is not None:
@@ -40,7 +40,7 @@ class Coram:
         return found
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
-        """The geometry on targets, the residual merge on other parameters."""
+        """Apply the geometry to targets, and the residual merge to other parameters."""
         config, residual = self.configuration, self.configuration.residual
         weights = config.expert_weights(len(inputs.experts))
         make = partial(Updates, weights=weights, factors=tuple(factors))
@@ -76,7 +76,7 @@ class CoramEntry:
         return {"line": line, **options_of(CoramConfig)}
 
     def config(self, parameters: Mapping[str, Any]) -> CoramConfig:
-        """The configuration of a line and of fields that it does not state."""
+        """The configuration from a line and from the fields that it does not encode."""
         check_names(parameters, list(self.options), "CoramConfig option")
         given = {key: value for key, value in parameters.items() if key != "line"}
         if "line" not in parameters:
@@ -88,7 +88,7 @@ class CoramEntry:
         return choose_coram(self.config(parameters))
 
     def from_mergekit(self, shared: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Our parameters as they are, and mergekit's weight of every model."""
+        """Return our own parameters unchanged, with mergekit's weight of every model."""
         parameters = dict(shared)
         if any(own):
             for values in own:
@@ -97,7 +97,7 @@ class CoramEntry:
         return parameters
 
     def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Python that repeats a merge."""
+        """Python code that repeats a merge."""
         given = "".join(f", {key}={value!r}" for key, value in _not_stated(config).items())
         return [
             "from coram_hf import CoramConfig, CoramMerger",
@@ -106,7 +106,7 @@ class CoramEntry:
         ]
 
     def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Words of the command line that repeat a merge."""
+        """Command-line arguments that repeat a merge."""
         words = ["--line", line]
         for key, value in _not_stated(config).items():
             option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
@@ -121,7 +121,7 @@ CORAM = CoramEntry()
 
 
 def choose_coram(config: CoramConfig) -> Choice:
-    """CORAM with a configuration."""
+    """CORAM with the given configuration."""
     return Choice(
         label=config.line,
         make=lambda inputs: Coram(config),
@@ -133,7 +133,7 @@ def choose_coram(config: CoramConfig) -> Choice:
 
 
 def _not_stated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that the line does not state, and that are not at their defaults."""
+    """The fields that the line does not encode and that differ from their defaults."""
     defaults = {name: option.default for name, option in options_of(CoramConfig).items()}
     return {
         key: value

@@ -48,7 +48,7 @@ def dare_ties(
 
 
 def survival_mask(updates: Updates, i: int, drop: float, seed: int) -> Tensor:
-    """Where entries of tau_i survive: a uniform draw >= drop, seeded by sha256 of "seed/name/i"."""
+    """Mask of the surviving entries of tau_i: a uniform draw >= drop, seeded by sha256 of "seed/name/i"."""
     digest = hashlib.sha256(f"{seed}/{updates.name}/{i}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
     draw = as_rows(torch.rand(updates.base.shape, generator=generator))

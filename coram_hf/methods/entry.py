@@ -1,4 +1,4 @@
-"""What the registry holds: how a method is chosen by its parameters, and how a merge is repeated."""
+"""Entries of the registry: how a method is configured, and how its merges are repeated."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.protocol import Method
 
 FromMergekit = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], dict[str, Any]]
-"""Our parameters for those of mergekit: the shared ones, and those of every model."""
+"""Converts mergekit's parameters, the shared ones and those of every model, to ours."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A method whose parameters are chosen, before any input is opened.
+    """A method with its parameters, chosen before any input is opened.
 
-    label: the name of the merge in plans and reports. make: the method on some inputs.
-    strength: what decides lambda, for N experts.
-    carrying: lines that would carry what this one leaves at the base.
+    label: the name of the merge in plans and reports. make: creates the method for given inputs.
+    strength: the strength for N experts, which determines lambda.
+    carrying: lines that would merge what this one leaves at the base.
     """
 
     label: str
@@ -36,10 +36,10 @@ class Choice:
 class Entry(Protocol):
     """A method in the registry.
 
-    title: what a card calls it; formula: one line; options: its parameters.
-    presets, mergebench: parameter sets by the names of the paper's and MergeBench's tables.
-    from_mergekit: reads mergekit's parameters, if mergekit has the method; baseless: whether it needs no base
-    model there, so that the first model takes its place.
+    title: its name in model cards; formula: one line; options: its parameters.
+    presets, mergebench: parameter sets by their names in the paper's and MergeBench's tables.
+    from_mergekit: converts mergekit's parameters, if mergekit has the method; baseless: whether it needs no
+    base model there, so that the first model is used instead.
     """
 
     @property
@@ -60,17 +60,17 @@ class Entry(Protocol):
     def from_mergekit(self) -> FromMergekit | None: ...
 
     def choose(self, parameters: Mapping[str, Any]) -> Choice:
-        """The method with these parameters; unknown or invalid ones are errors."""
+        """The method with these parameters; raises for unknown or invalid ones."""
         ...
 
     def config(self, parameters: Mapping[str, Any]) -> CoramConfig | None:
-        """The CoramConfig of the parameters, for a method that has one."""
+        """The CoramConfig of the parameters; None for a method without one."""
         ...
 
     def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Python that repeats a merge: an import, further statements, and the call."""
+        """Python code that repeats a merge: an import, further statements, and the call."""
         ...
 
     def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Words of the command line that repeat a merge."""
+        """Command-line arguments that repeat a merge."""
         ...

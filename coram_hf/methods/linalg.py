@@ -1,4 +1,4 @@
-"""Singular vectors and inverse roots through the Gram matrix of the smaller side, in float64."""
+"""Singular vectors and inverse roots from the Gram matrix of the smaller side, in float64."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from coram_hf.geometry.slices import row_blocks
 
 GRAM_RATIO = 1e-3
-"""Singular values below this share of the largest are not trusted to a Gram matrix."""
+"""Singular values below this fraction of the largest are too inaccurate from a Gram matrix."""
 
 
 def gram(blocks: Iterable[Tensor]) -> Tensor:
-    """A^T A in float64, from A in blocks of rows."""
+    """A^T A in float64, from blocks of rows of A."""
     wide = (block.double() for block in blocks)
     first = next(wide)
     total = first.mT @ first
@@ -24,7 +24,7 @@ def gram(blocks: Iterable[Tensor]) -> Tensor:
 
 
 def leading_right_vectors(A: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """V (n x k) and S (k) of the k largest singular values of a tall A (m x n), by its n x n Gram matrix."""
+    """V (n x k) and S (k) of the k largest singular values of a tall A (m x n), from A^T A."""
     squares, vectors = torch.linalg.eigh(gram(A[rows] for rows in row_blocks(A)))
     k = min(k, A.shape[1])
     S = squares[-k:].flip(0).clamp_min(0).sqrt()
@@ -35,9 +35,9 @@ def leading_right_vectors(A: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def inverse_root(squared: Tensor, matrix: Callable[[], Tensor]) -> Tensor:
-    """(A^T A)^(-1/2) from A^T A; where that has lost too many digits, from A itself, by its SVD.
+    """(A^T A)^(-1/2) from A^T A or, if that is too ill-conditioned, from the SVD of A itself.
 
-    A (A^T A)^(-1/2) is polar(A). Directions that A does not have at all are left out.
+    A (A^T A)^(-1/2) is polar(A). The null space of A is left out.
     """
     squares, E = torch.linalg.eigh(squared)
     if squares[0] > GRAM_RATIO**2 * squares[-1]:

@@ -19,7 +19,7 @@ def linear(
 ) -> Tensor:
     """W = sum w_i W_i, with w_i summing to 1 unless normalize=False
 
-    Without normalisation the weights are used as given, so that the base's share is sum w_i as well.
+    Without normalisation the weights are used as given, so W_0 too is scaled by sum w_i.
     """
     weights = updates.weights if normalize or updates.given is None else updates.given
     excess = 0.0 if normalize else sum(weights) - 1

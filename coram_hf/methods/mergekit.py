@@ -43,7 +43,7 @@ class _Read(NamedTuple):
     densities: set[float]
 
     def election(self) -> dict[str, Any]:
-        """What TIES and DARE-TIES have in common."""
+        """The parameters common to TIES and DARE-TIES."""
         combine = "mean" if self.normalize else "sum"
         return {"weights": self.weights, "scale": self.scale, "combine": combine}
 
@@ -61,7 +61,7 @@ def _read(shared: Values, own: Sequence[Values], named: tuple[str, ...], normali
     merged = [{**shared, **values} for values in own]
     weights = [_number(values, "weight") for values in merged]
     if not weights:
-        raise CoramError("models names no expert")
+        raise CoramError("models lists no expert; add at least one model besides the base")
     normalize = truth(shared, "normalize", normalizes)
     strength = _number(shared, "lambda")
     scale = strength if normalize else strength * sum(weights) / len(weights)
@@ -76,7 +76,7 @@ def _number(values: Values, key: str) -> float:
 
 
 def truth(values: Values, key: str, default: bool) -> bool:
-    """A value that must be true or false."""
+    """Return a value that must be true or false; raise for anything else."""
     value = values.get(key, default)
     if not isinstance(value, bool):
         raise CoramError(f"{key} must be true or false, found {value!r}")

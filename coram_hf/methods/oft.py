@@ -26,13 +26,13 @@ from coram_hf.methods.orthomerge import with_norm
 from coram_hf.methods.protocol import Block, How, Work
 
 SPACE = "oft"
-"""The value of OrthoMerge's parameter `space` that asks for this method."""
+"""The value of OrthoMerge's parameter `space` that selects this method."""
 
 
 class OftMerge:
     """W = W_0 R^T, with R of the generator (sum w_i Q_i) * (sum w_i |Q_i|) / |sum w_i Q_i| in every layer.
 
-    All experts must be OFT adapters of one shape. adapter: the merged one.
+    All experts must be OFT adapters of the same shape. adapter: the merged adapter.
     """
 
     def __init__(self, inputs: Inputs, shared: Shared) -> None:
@@ -52,7 +52,7 @@ class OftMerge:
         return {n: How(amplified=False, by_rows=False) for n in inputs.floating if n in self._layers}
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
-        """Rotate one matrix by the merged adapter's own layer."""
+        """Rotate each matrix with the merged adapter's own layer."""
 
         def work(parameter: Parameter) -> Iterator[Block]:
             rotated = self._rotated[self._layers[parameter.name]].to(torch.float64)
@@ -66,7 +66,7 @@ class OftMerge:
 
 
 def choose_oft(parameters: Mapping[str, Any]) -> Choice:
-    """OrthoMerge on the generators of OFT adapters, by the parameters of a recipe."""
+    """OrthoMerge on the generators of OFT adapters, with the given parameters."""
     check_names([parameters["space"]], (SPACE,), "space of orthomerge")
     check_names(parameters, ("space", "weights"), "parameter of orthomerge on OFT")
     shared = Shared(weights=parameters.get("weights"))
@@ -78,10 +78,12 @@ def choose_oft(parameters: Mapping[str, Any]) -> Choice:
 
 
 def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, dict[str, Tensor]]:
-    """The settings of one OFT adapter, and the skew entries of its every layer, as PEFT stores them."""
+    """The settings of one OFT adapter, and the skew entries of each of its layers, as PEFT stores them."""
     if expert.adapter is None or expert.kind != "OFT":
         layout = " in the layout of PEFT before 0.16" if expert.kind == "OFT" else ""
-        raise CoramError(f"expert {name!r} is {expert.kind}{layout}, not an OFT adapter of today's layout")
+        raise CoramError(
+            f"expert {name!r} is {expert.kind}{layout}; expected an OFT adapter of PEFT 0.16 or later"
+        )
     model, adapter = expert.adapter
     found = {
         module: cast(Tensor, rotation.weight).detach().double()
@@ -91,7 +93,9 @@ def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, 
     rotated = {f"{module}.weight" for module in found}
     for key in sorted(set(expert.overrides) - rotated):
         if not torch.equal(expert[key], base[key].to(expert[key])):
-            raise CoramError(f"expert {name!r} also trains {key!r}, which no OFT layer rotates")
+            raise CoramError(
+                f"expert {name!r} also trains {key!r}, which no OFT layer rotates; it cannot be merged"
+            )
     return model.peft_config[adapter], found
 
 
@@ -106,7 +110,7 @@ def _merged_adapter(inputs: Inputs, weights: Sequence[float]) -> PeftModel:
                 raise CoramError(f"expert {name!r} has {key}={values[1]!r}, but {first!r} has {values[0]!r}")
         if {m: q.shape for m, q in found.items()} != {m: q.shape for m, q in reference.items()}:
             raise CoramError(
-                f"expert {name!r} has OFT blocks on other modules or of other sizes than {first!r}"
+                f"expert {name!r} has OFT blocks on different modules or of different sizes than {first!r}"
             )
     merged = get_peft_model(shadow(inputs.model), copy.deepcopy(settings))
     layers = dict(adapted_modules(merged.get_base_model()))

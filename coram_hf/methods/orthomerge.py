@@ -1,4 +1,4 @@
-"""OrthoMerge: one rotation of the input space a matrix, and a Euclidean merge of what it leaves over."""
+"""OrthoMerge: one rotation of the input space per matrix, and a Euclidean merge of what remains."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from coram_hf.methods.updates import Updates
 
 RANK_TOLERANCE = 1e-12
 RIGHT_ANGLE = 1e-8
-"""Squared cosine below which two range spaces hold orthogonal directions, and the short formula fails."""
+"""Squared cosine below which two ranges have orthogonal directions, where the short formula fails."""
 HALF_TURN = 1e8
-"""Size of a Cayley generator above which its rotation turns by pi, to rounding."""
+"""Size of a Cayley generator above which its rotation is by pi, up to rounding."""
 
 
 def orthomerge(
@@ -34,10 +34,10 @@ def orthomerge(
     """W = W_0 R + merge of (W_i - W_0 R_i), with R_i = polar(W_0^T T_i) averaged in the Lie algebra
 
     T_i is W_i, or with `conflict` W_0 plus the rows of tau_i that oppose the mean row. The Cayley
-    generators are averaged as A = (sum A_i) * mean|A_i| / |sum A_i|: identical experts give that
-    expert back where their residuals do (`ta`). `scale` multiplies the residual
-    merge: by default the mean (`ta`), TIES at 0.2 and 1.0, or TSV-M at 1.0. Tensors that are not
-    matrices take the residual merge alone.
+    generators are averaged as A = (sum A_i) * mean|A_i| / |sum A_i|, so identical experts are reproduced
+    if the residual merge reproduces them (`ta`). `scale` multiplies the residual merge: by default the
+    mean (`ta`), TIES at 0.2 and 1.0, or TSV-M at 1.0. Tensors that are not matrices get the residual
+    merge alone.
     """
     if updates.base.ndim != 2:
         return merge_residual(updates, residual, scale)
@@ -65,8 +65,8 @@ def opposed_rows(tau: Tensor, mean: Tensor) -> Tensor:
 def procrustes(W0: Tensor, T: Tensor) -> Tensor:
     """The rotation R of the input space that brings W_0 R closest to T: polar(W_0^T T), made proper.
 
-    A reflection, which has no Cayley transform, is turned on the direction of least singular value.
-    A wide W_0 is factored through its smaller side. Where W_0^T T has no full rank, R = X Y^T on its
+    A reflection, which has no Cayley transform, is flipped in the direction of the smallest singular value.
+    A wide W_0 is factored through its smaller side. If W_0^T T lacks full rank, R = X Y^T on its
     range is completed by the smallest rotation between the two null spaces; with C = X^T Y and
     F = X - Y C^T that is (I - X X^T)(I - Y Y^T + F H F^T), H = f(C C^T), f(c^2) = 1 / (c (1 + c)).
     """
@@ -104,7 +104,7 @@ def _smallest_rotation_of_null_spaces(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def cayley(R: Tensor) -> Tensor:
-    """The skew generator A = (R - I) (R + I)^-1 of a rotation, which must not turn by pi."""
+    """The skew generator A = (R - I) (R + I)^-1 of a rotation; raises if it turns by pi."""
     eye = torch.eye(len(R), dtype=R.dtype, device=R.device)
     A, failure = torch.linalg.solve_ex(R + eye, R - eye, left=False)
     if failure.any() or not A.abs().max() < HALF_TURN:
@@ -122,7 +122,7 @@ def inverse_cayley(A: Tensor) -> Tensor:
 
 
 def with_norm(direction: Tensor, magnitude: float) -> Tensor:
-    """The direction at the given norm; zero if it has none."""
+    """The direction scaled to the given norm; zero stays zero."""
     size = float(direction.norm())
     return direction * (magnitude / size) if size > 0 else direction
 
@@ -132,12 +132,12 @@ class OrthoMerge(Baseline):
 
     @cached_property
     def options(self) -> dict[str, Declared]:
-        """Those of the function, and the space."""
+        """The parameters of the function, and `space`."""
         space = "Merge the generators of OFT adapters, not weights."
         return {**super().options, "space": Declared("space", str, choices=("oft",), help=space)}
 
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of the function."""
+        """The parameters of the function, without `space`."""
         return {key: value for key, value in super().complete(parameters).items() if key != "space"}
 
     def choose(self, parameters: Mapping[str, Any]) -> Choice:
@@ -147,7 +147,7 @@ class OrthoMerge(Baseline):
         return choose_oft(parameters) if "space" in parameters else super().choose(parameters)
 
     def python(self, sources: str, options: str, line: str, config: Mapping[str, Any]) -> list[str]:
-        """Python that repeats a merge."""
+        """Python code that repeats a merge."""
         if "space" not in config:
             return super().python(sources, options, line, config)
         given = f", weights={config['weights']!r}" if config.get("weights") else ""

@@ -1,4 +1,4 @@
-"""What a merge method is: which parameters it changes, and how it makes their updates, block by block."""
+"""The protocol of merge methods: which parameters they change, and their updates, block by block."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from coram_hf.inputs.inputs import Inputs, Parameter
 
 
 class How(NamedTuple):
-    """How a parameter is merged: with its update amplified by lambda or not, some rows at a time or whole."""
+    """How a parameter is merged: amplified by lambda or not, a few rows at a time or as a whole."""
 
     amplified: bool
     by_rows: bool
 
 
 class Block(NamedTuple):
-    """Some rows of W_merge - W_0, in memory that the next block of the same thread may overwrite.
+    """Some rows of W_merge - W_0, in memory that the thread's next block may overwrite.
 
-    matrix: which matrix of the parameter the rows are of; None for the rows of the parameter as it is stored.
-    squares: |W_0|^2 and |W_i - W_0|^2 of the rows, where they were measured on the way.
+    matrix: the index of the matrix that the rows belong to; None for rows of the parameter as stored.
+    squares: |W_0|^2 and |W_i - W_0|^2 of the rows, if they were measured along the way.
     """
 
     matrix: int | None
@@ -33,13 +33,13 @@ class Block(NamedTuple):
 
 
 Work = Callable[[Parameter], Iterator[Block]]
-"""The merged update of one parameter, block by block."""
+"""Computes the merged update of one parameter, block by block."""
 
 
 class Method(Protocol):
     """A merge method with all its options.
 
-    settings: "method" and everything else that decides the bytes of the result, as plain values.
+    settings: "method" and everything else that determines the bytes of the result, as plain values.
     """
 
     @property
@@ -50,8 +50,8 @@ class Method(Protocol):
         ...
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
-        """The work on one parameter, for W_i <- W_0 + f_i (W_i - W_0); whatever needs all is done first.
+        """The work on one parameter, for W_i <- W_0 + f_i (W_i - W_0), after any preparation over all.
 
-        `measure` asks for the norms of the experts' updates, where they come at no cost.
+        `measure` requests the norms of the experts' updates, if they come at no extra cost.
         """
         ...

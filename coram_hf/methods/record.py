@@ -15,10 +15,10 @@ from coram_hf.inputs.inputs import Parameter
 
 @dataclass
 class Record:
-    """The slices of one parameter, the norms of its updates, and what rounding took from the merged one.
+    """The slices of one parameter, the norms of its updates, and the rounding error of the merged one.
 
     moved, lost: |coefficient * update|^2 and |error of rounding to the result's dtype|^2.
-    base, updates: |W_0|^2, and |W_i - W_0|^2 of every expert, where they were measured.
+    base, updates: |W_0|^2, and |W_i - W_0|^2 of every expert, if they were measured.
     """
 
     slices: SliceStats = field(default_factory=SliceStats)
@@ -33,17 +33,17 @@ class Record:
         self.updates = [a + b for a, b in zip(self.updates or [0.0] * len(updates), updates, strict=True)]
 
     def write(self, moved: float, lost: float) -> None:
-        """Add what writing some rows moved, and lost by rounding."""
+        """Add `moved` and `lost` of some rows that were written."""
         self.moved += moved
         self.lost += lost
 
     @property
     def rounding_loss(self) -> float:
-        """|rounding error| / |update| over all that was written."""
+        """|rounding error| / |update| over everything written."""
         return math.sqrt(self.lost / self.moved) if self.moved else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a journal; `from_dict` gets back the same bits."""
+        """Plain values, for a journal; `from_dict` restores them bit by bit."""
         return asdict(self)
 
     @classmethod
@@ -53,7 +53,7 @@ class Record:
 
 
 def total(records: Iterable[Record]) -> Record:
-    """All records together, summed so that their order does not matter."""
+    """The sum of all records, independent of their order."""
     every = list(records)
     whole = Record(
         moved=math.fsum(r.moved for r in every),
@@ -70,25 +70,25 @@ def total(records: Iterable[Record]) -> Record:
 
 
 def norms(records: Iterable[Record], experts: Sequence[str]) -> UpdateNorms:
-    """The update norms of the experts over some parameters."""
+    """The update norms of the experts, summed over records."""
     whole = total(records)
     return UpdateNorms(whole.base, dict(zip(experts, whole.updates or [0.0] * len(experts), strict=True)))
 
 
 def measure(parameter: Parameter, record: Record, experts: Sequence[str]) -> Record:
-    """Add the norms of a parameter and of the experts' updates of it to a record."""
+    """Add the norms of a parameter and of its updates to a record, and return the record."""
     record.measure(*squared_norms(parameter.base, parameter.experts))
     check_finite(parameter.name, record, experts)
     return record
 
 
 def check_finite(name: str, record: Record, experts: Sequence[str]) -> None:
-    """Raise for NaN or infinity, as the norms of a tensor show them."""
+    """Raise if the norms of a tensor reveal NaN or infinite values."""
     if not math.isfinite(record.base):
-        raise CoramError(f"the base, tensor {name!r}: holds NaN or infinite values")
+        raise CoramError(f"the base, tensor {name!r}: contains NaN or infinite values")
     for expert, square in zip(experts, record.updates, strict=True):
         if not math.isfinite(square):
             raise CoramError(
-                f"expert {expert!r}, tensor {name!r}: holds NaN or infinite values; "
+                f"expert {expert!r}, tensor {name!r}: contains NaN or infinite values; "
                 "its checkpoint is damaged or its training diverged"
             )

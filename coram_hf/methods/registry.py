@@ -1,6 +1,6 @@
-"""The registry: one line per method, and those that other packages add through `coram_hf.methods`.
+"""The registry: one line per method, plus those of other packages (entry points `coram_hf.methods`).
 
-Methods are imported when they are first used, so that their names can be listed without torch.
+Methods are imported on first use, so that their names can be listed without torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coram_hf.methods.entry import Entry
 
 GROUP = "coram_hf.methods"
-"""The entry point group by which other packages register their methods."""
+"""The entry point group with which other packages register their methods."""
 
 DEFAULT = "coram"
 
@@ -41,18 +41,18 @@ class Preset(NamedTuple):
 
 
 def method_names() -> tuple[str, ...]:
-    """The names of all methods, ours first."""
+    """The names of all methods, built-in ones first."""
     return (*BUILT_IN, *(name for name in _foreign() if name not in BUILT_IN))
 
 
 def rival_names() -> tuple[str, ...]:
-    """The names of all methods but CORAM."""
+    """The names of all methods except CORAM."""
     return tuple(name for name in method_names() if name != DEFAULT)
 
 
 @cache
 def find_method(name: str) -> Entry:
-    """The method of that name; an unknown name is an error with a suggestion."""
+    """The method of that name; the error for an unknown name suggests the closest one."""
     check_names([name], list(method_names()), "merge method")
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
@@ -62,7 +62,7 @@ def find_method(name: str) -> Entry:
 
 
 def paper_presets() -> dict[str, Preset]:
-    """The rivals in the paper's tables, at the defaults of their authors."""
+    """The baselines of the paper's tables, with their authors' defaults."""
     return {
         title: Preset(name, values)
         for name in rival_names()
@@ -71,7 +71,7 @@ def paper_presets() -> dict[str, Preset]:
 
 
 def mergebench_presets() -> dict[str, Preset]:
-    """The rivals with the coefficients that MergeBench runs.
+    """The baselines with the coefficients that MergeBench uses.
 
     `scripts/merge.sh` of uiuctml/MergeBench: task arithmetic with --scaling-coef 0.4, TIES with --K 0.3
     --scaling-coef 0.4, DARE with --p 0.9 --scaling-coef 0.4, which the paper's protocol follows. TIES and
@@ -86,7 +86,7 @@ def mergebench_presets() -> dict[str, Preset]:
 
 @cache
 def _foreign() -> Mapping[str, EntryPoint]:
-    """What other packages register, by name."""
+    """The methods that other packages register, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -104,7 +104,7 @@ def _load(point: EntryPoint) -> Entry:
     if entry.name != point.name:
         raise CoramError(
             f"method {point.name!r} ({point.value}) calls itself {entry.name!r}; "
-            "the entry point must have the name of the function"
+            "name the entry point after the function"
         )
     checked: Entry = entry
     return checked

@@ -1,4 +1,4 @@
-"""The residual pathway: how tensors outside the target matrices, and OrthoMerge's left-overs, are merged."""
+"""The residual pathway: how tensors outside the target matrices, and OrthoMerge's residuals, are merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coram_hf.methods.updates import Updates
 
 _PATHWAYS: dict[Residual, Callable[[Updates], Tensor]] = {"ta": linear, "ties": ties, "tsvm": tsvm}
 BY_ROWS: tuple[Residual, ...] = ("ta",)
-"""What may be given some rows of a tensor at a time."""
+"""The pathways that can process a few rows of a tensor at a time."""
 
 
 def merge_residual(updates: Updates, residual: Residual, scale: float | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from coram_hf.methods.updates import Updates
 Combine = Literal["mean", "sum"]
 Sign = Literal["sum", "count"]
 LARGE = 1 << 24
-"""Entries above which a tensor's cut is found by counting, not by selection on a copy."""
+"""Number of entries above which a tensor's cut is found by counting, not by selection on a copy."""
 
 
 def ties(
@@ -33,9 +33,9 @@ def ties(
 ) -> Tensor:
     """W = W_0 + scale * mean (or sum) of the entries in the top `density` of tau_i that have the elected sign
 
-    The sign is that of the sum of the trimmed tau_i (`sum`) or of most of them (`count`); zero counts as +.
-    The top is taken within each tensor, or over all tensors of an expert together (`global`, ranked in
-    float32); entries as large as the smallest one kept are kept with it.
+    The sign is that of the sum of the trimmed tau_i (`sum`) or of their majority (`count`); zero counts as +.
+    The top is taken within each tensor, or over all tensors of an expert (`global`, ranked in float32);
+    entries that tie with the smallest one kept are kept as well.
     """
     if trim == "global":
         cuts = list(updates.prepared)
@@ -49,7 +49,7 @@ def ties(
 
 
 def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Combine, sign: Sign) -> Tensor:
-    """Elect a sign for every entry and combine the weighted tau_i that carry it."""
+    """Elect a sign for every entry and combine the weighted tau_i that have it."""
     votes = taus if sign == "sum" else [tau.sign() for tau in taus]
     elected = torch.where(sum_weighted(votes, weights) >= 0, 1.0, -1.0).to(taus[0].dtype)
     total, share = torch.zeros_like(elected), torch.zeros_like(elected)
@@ -63,7 +63,7 @@ def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Combine, sign
 
 
 def tensor_cut(updates: Updates, i: int, density: float) -> float:
-    """The cut of one tensor; large ones are counted block by block, which needs no copy of them."""
+    """The cut of one tensor; that of a large one is found by counting, without a copy."""
     if updates.base.numel() <= LARGE or updates.dtype != torch.float32:
         return magnitude_cut(updates.tau(i), density)
     return global_cut(lambda: (updates.tau(i, rows) for rows in row_blocks(updates.base)), density)
@@ -77,10 +77,10 @@ def magnitude_cut(tau: Tensor, density: float) -> float:
 
 
 def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:
-    """The magnitude of the k-th largest entry of many tensors, without holding them: two counting passes.
+    """The magnitude of the k-th largest entry of many tensors, in two counting passes over them.
 
-    The bits of non-negative floats order as integers, so the upper half of the k-th largest pattern
-    is found by counting upper halves, and the lower half by counting within that upper half.
+    Non-negative floats sort like their bits read as integers, so the upper half of the k-th largest
+    pattern is found by counting upper halves, and the lower half by counting within that upper half.
     """
     upper = _count(blocks(), lambda bits: bits >> 16)
     keep = max(1, int(density * int(upper.sum())))
@@ -99,7 +99,7 @@ def _count(blocks: Iterator[Tensor], half: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
-    """The bin that holds the k-th largest value, and how many values lie in the bins above it."""
+    """The bin with the k-th largest value, and the number of values in the bins above it."""
     from_top = counts.flip(0).cumsum(0)
     position = int(torch.searchsorted(from_top, k))
     above = int(from_top[position - 1]) if position else 0
@@ -107,7 +107,7 @@ def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
 
 
 def global_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Per expert, the cut of a trim over all its tensors together, where that is asked for."""
+    """The cut of each expert over all its tensors together, for trim="global"; else None."""
     if parameters["trim"] != "global":
         return None
     n_experts = len(next(tensors()))

@@ -28,8 +28,8 @@ def tsvm(
     """W = W_0 + scale * polar([U_1 .. U_N]) diag(S_1 .. S_N) polar([V_1 .. V_N])^T, rank-k SVDs of tau_i
 
     k is int(min(m, n) / N) by default, at least 1. Directions whose singular value is zero are arbitrary
-    and never take part; `cap_rank` also leaves out those that the rounding of the weights to their dtype
-    explains, which low-rank experts need. Tensors that are not matrices take the weighted mean.
+    and always left out; `cap_rank` also leaves out those within the rounding error of the weights' dtype, as
+    low-rank experts require. Tensors that are not matrices get the weighted mean.
     """
     if updates.base.ndim != 2:
         return linear(updates).mul_(scale)
@@ -48,7 +48,7 @@ def tsvm(
 
 
 def _decorrelated(updates: Updates, right: list[Tensor], spectrum: list[Tensor], scale: float) -> Tensor:
-    """polar(U) diag(S) polar(V)^T with U_i = tau_i V_i / S_i, in float64 but a block of rows at a time."""
+    """polar(U) diag(S) polar(V)^T with U_i = tau_i V_i / S_i, in float64, a block of rows at a time."""
     out = updates.empty().zero_()
     V = torch.cat(right, dim=1)
     S = torch.cat([len(updates) * w * values for w, values in zip(updates.weights, spectrum, strict=True)])

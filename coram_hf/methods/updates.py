@@ -1,4 +1,4 @@
-"""One tensor of the base and of its experts, seen as the updates that a Euclidean method combines."""
+"""One tensor of the base and of its experts, as the updates that a Euclidean method combines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from coram_hf.geometry.slices import as_rows, row_blocks
 
 @dataclass(frozen=True)
 class Updates:
-    """tau_i = f_i (W_i - W_0) of one tensor, made on demand in float32 (float64 for float64 weights).
+    """tau_i = f_i (W_i - W_0) of one tensor, computed on demand in float32 (float64 for float64 weights).
 
     weights: w_i, summing to 1; given: the weights as the caller passed them, if any.
     factors: the balance factors f_i.
-    name: tells tensors apart where a method draws random numbers.
-    prepared: what the method's preparation found over all tensors.
+    name: the tensor's name, which seeds methods that draw random numbers.
+    prepared: the result of the method's preparation over all tensors.
     """
 
     base: Tensor
@@ -34,7 +34,7 @@ class Updates:
 
     @classmethod
     def of(cls, deltas: Sequence[Tensor], like: Updates) -> Updates:
-        """Updates that are already differences, with everything else of `like`."""
+        """Updates from given differences, with everything else taken from `like`."""
         origin = deltas[0].new_zeros(()).expand(deltas[0].shape)
         return replace(like, base=origin, experts=deltas, factors=(1.0,) * len(deltas))
 
@@ -43,7 +43,7 @@ class Updates:
         return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
     def part(self, rows: slice) -> Updates:
-        """These updates on some rows of `as_rows`."""
+        """These updates restricted to some rows of `as_rows`."""
         base, *experts = (as_rows(t)[rows] for t in (self.base, *self.experts))
         return replace(self, base=base, experts=experts)
 

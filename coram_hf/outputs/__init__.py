@@ -1,1 +1,1 @@
-"""Where merged weights go: a model in memory, a folder, an adapter."""
+"""Writing merged weights: to a model in memory, a folder, or an adapter."""

@@ -1,4 +1,4 @@
-"""A tensor at its place in a file, to be assigned to: what is merged needs no memory of its size."""
+"""A tensor in a file, written by assignment, so that a merge never holds all of it in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coram_hf.inputs.targets import Target
 
 
 class FileTensor:
-    """Rows are written by `place[rows] = values`; nothing is read."""
+    """A write-only tensor in a file; `tensor[rows] = values` writes rows."""
 
     def __init__(self, file: FileIO, offset: int, shape: torch.Size, dtype: torch.dtype) -> None:
         self._file, self._offset = file, offset
@@ -21,15 +21,15 @@ class FileTensor:
         self.nbytes = shape.numel() * dtype.itemsize
 
     def view(self, shape: torch.Size) -> FileTensor:
-        """This place in another shape."""
+        """This tensor in another shape."""
         return FileTensor(self._file, self._offset, shape, self.dtype)
 
     def matrices(self, target: Target) -> tuple[FileTensor, ...]:
-        """The one matrix of a target that is stored by rows."""
+        """The tensor itself: only targets of a single matrix, stored by rows, are written this way."""
         return (self,)
 
     def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
-        """Write rows rounded to the dtype of the place, and return them so."""
+        """Write rows, rounded to the dtype of the tensor, and return the rounded rows."""
         rounded = scratch("rounded", total.numel(), self.dtype).view(total.shape).copy_(total)
         self[rows] = rounded
         return rounded
@@ -45,12 +45,14 @@ class FileTensor:
 
     def _write(self, data: memoryview, offset: int) -> None:
         if offset < 0 or offset + len(data) > self.nbytes:
-            raise IndexError(f"{len(data)} bytes at {offset} of a tensor of {self.nbytes}")
+            raise IndexError(
+                f"cannot write {len(data)} bytes at offset {offset} of a tensor of {self.nbytes} bytes"
+            )
         write_at(self._file, data, self._offset + offset)
 
 
 def write_at(file: FileIO, data: bytes | memoryview, offset: int) -> None:
-    """Write all of the data at a place in a file."""
+    """Write all of the data at an offset in a file."""
     rest = memoryview(data)
     while rest:
         written = os.pwrite(file.fileno(), rest, offset)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders for them."""
+"""Atomic file writes, and output folders."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coram_hf.errors import CoramError
 
 
 def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
-    """A folder to write into, without earlier results, so that what it holds in the end is of this run."""
+    """Create a folder to write to, and remove earlier results from it."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
-        raise CoramError(f"{folder} is a file; the output is a folder")
+        raise CoramError(f"{folder} is a file; the output must be a folder")
     if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
-        raise CoramError(f"{folder} holds a model; choose another folder for the output")
+        raise CoramError(f"{folder} contains a model; choose another folder for the output")
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -26,9 +26,9 @@ def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Another name to write a file under, which gets its own once it is whole.
+    """A temporary path to write to, renamed to the given one once the file is complete.
 
-    A link is followed; what is no file, such as a device or a pipe, is written to as it is.
+    Links are followed; anything but a regular file, such as a device or a pipe, is written to directly.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
-    """Write a text file so that it is there whole or not at all; `sync` waits for the disk."""
+    """Write a text file atomically; `sync` waits until it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="replace")
@@ -56,7 +56,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

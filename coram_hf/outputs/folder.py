@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder, filled tensor by tensor at the places of its layout."""
+"""The files of a checkpoint folder, filled tensor by tensor as its layout prescribes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from coram_hf.outputs.pages import forget
 from coram_hf.outputs.place import Place
 
 ZEROS = 2**20
-"""Bytes that are written at once where the file system cannot set them aside."""
+"""Bytes written at once if the file system cannot reserve space."""
 
 SYNC_BYTES = 64 * 2**20
-"""How much is copied, or merged and written, before waiting for the disk."""
+"""Bytes copied, or merged and written, before waiting for the disk."""
 
 
 class FolderSink:
-    """The files of one process: made at full length, then filled in any order.
+    """The files of one process, created at full length and filled in any order.
 
-    What was written by rows leaves the page cache once it is on the disk.
+    Rows leave the page cache once they are on the disk.
     """
 
     keeps = False
@@ -47,7 +47,7 @@ class FolderSink:
         parameters: Mapping[str, str],
         targets: Mapping[str, Target],
     ) -> None:
-        """`parameters`: for further names of tied parameters, the one under which they are merged."""
+        """`parameters` maps the other names of tied parameters to the one under which they are merged."""
         self._folder, self._layout, self._names = folder, layout, list(files)
         self._first, self._targets = parameters, targets
         self._files: dict[str, FileIO] = {}
@@ -69,9 +69,9 @@ class FolderSink:
         self._mapped.clear()
 
     def place(self, name: str) -> Place:
-        """Where a parameter goes: to its place in its file, or to new memory where it has another form there.
+        """Where a parameter goes: to its file, or to new memory if it has another form on disk.
 
-        Targets that are stored by input, or in stacks, are written through a memory map.
+        Targets stored transposed or in stacks are written through a memory map.
         """
         target, disk = self._targets.get(self._first.get(name, name)), self._layout.renamed.get(name)
         if disk is None:
@@ -81,15 +81,15 @@ class FolderSink:
         return Place(self._place(disk) if by_rows else InMemory(self._map(disk)), target)
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
-        """The work as it is: a folder keeps no updates."""
+        """Return the work unchanged: a folder keeps no updates."""
         return work
 
     def unchanged(self, name: str, tensor: Tensor) -> Output:
-        """A parameter that is not merged, to be written as it is."""
+        """A parameter that is not merged, in the dtype of the result."""
         return InMemory(tensor.to(self._layout.like(name).dtype))
 
     def write(self, outputs: Mapping[str, Output]) -> int:
-        """Put whole parameters in their places, unless they are there; returns how many bytes they take."""
+        """Write complete parameters that are not in their file yet; return the bytes of all of them."""
         in_memory = {name: out.tensor for name, out in outputs.items() if isinstance(out, InMemory)}
         written = sum(out.nbytes for name, out in outputs.items() if name not in in_memory)
         for name, tensor in self._layout.to_disk(in_memory).items():
@@ -105,12 +105,12 @@ class FolderSink:
         return written
 
     def sync(self) -> None:
-        """Wait until all that was written is on the disk."""
+        """Wait until everything written is on the disk."""
         for file in self._files.values():
             _flush(file)
 
     def _copy(self, tensor: Tensor, disk: str) -> None:
-        """Write a tensor some rows at a time, and wait for the disk in between."""
+        """Write a tensor a few rows at a time, waiting for the disk in between."""
         values = as_rows(tensor)
         place = self._place(disk).view(values.shape)
         step = max(1, len(values) * SYNC_BYTES // max(1, values.nbytes))
@@ -136,13 +136,13 @@ class FolderSink:
 
 
 def _flush(file: FileIO) -> None:
-    """Wait until a file is on the disk, and let go of its pages."""
+    """Wait until a file is on the disk, and drop its cached pages."""
     os.fsync(file.fileno())
     forget(file.fileno())
 
 
 def _reserve(file: FileIO, size: int) -> None:
-    """Have the disk set the file's bytes aside: a write to a map cannot say that there is no room left."""
+    """Reserve the file's bytes on disk: a write to a memory map cannot report that the disk is full."""
     present = os.fstat(file.fileno()).st_size
     if present > size:
         file.truncate(size)

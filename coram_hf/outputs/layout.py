@@ -1,4 +1,4 @@
-"""The files of a checkpoint, as `save_pretrained` names them, and where each tensor goes in them."""
+"""The files of a checkpoint, as `save_pretrained` names them, and the position of each tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES = {
 ALIGNMENT = 8
 
 Unit = tuple[str, ...]
-"""Parameters that are written together: mostly one, several if they share a tensor on disk."""
+"""Parameters that are written together: usually one, several if they share a tensor on disk."""
 
 
 class Span(NamedTuple):
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 class Layout:
     """The names of a model's tensors on disk, and the file and offset of each.
 
-    `shares` are the units of each process; every process writes files of its own.
+    `shares` are the units of each process; every process writes its own files.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Layout:
         return to_disk(self.skeleton, tensors)
 
     def like(self, parameter: str) -> Tensor:
-        """A meta tensor of the shape and dtype of a parameter of the result."""
+        """A meta tensor with the shape and dtype of a parameter of the result."""
         return self._like[parameter]
 
     def empty(self, parameter: str) -> Tensor:
-        """New memory for a parameter."""
+        """An uninitialised tensor for a parameter."""
         return torch.empty_like(self._like[parameter], device="cpu")
 
     def files(self, rank: int) -> list[str]:
@@ -160,9 +160,9 @@ def without_data(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def units(skeleton: PreTrainedModel) -> list[Unit]:
-    """The parameters and buffers that are saved, grouped by what is written together.
+    """The parameters and buffers to save, in groups that are written together.
 
-    Of tied parameters, only the one that transformers reads back is saved.
+    Of tied parameters, only the one that transformers loads is saved.
     """
     groups: dict[int, list[str]] = {}
     tensors = skeleton.state_dict(keep_vars=True)

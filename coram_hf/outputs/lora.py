@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class LowRank:
-    """The rank that was kept of one matrix, and its error |update - B A| / |update|."""
+    """The rank kept for one matrix, and its error |update - B A| / |update|."""
 
     rank: int
     error: float
@@ -36,7 +36,7 @@ def write_lora(
     rank: int | None,
     energy: float,
 ) -> dict[str, LowRank]:
-    """Write update ~ B A for every matrix, of the given rank or the least that keeps `energy` of |update|^2.
+    """Write update ~ B A for every matrix, of the given rank or the lowest that keeps `energy` of |update|^2.
 
     Matrices that the merge did not change, up to rounding, get no adapter.
     """
@@ -50,7 +50,7 @@ def write_lora(
         layer = base.model.get_submodule(module)
         if not isinstance(layer, nn.Linear | Conv1D) or parameter != "weight":
             raise CoramError(
-                f"{name!r} belongs to a {type(layer).__name__}, but LoRA adapters are for linear layers only"
+                f"{name!r} belongs to a {type(layer).__name__}, but LoRA adapters support linear layers only"
             )
         transposed.add(isinstance(layer, Conv1D))
         A, B, kept[module] = _factor(update.mT if isinstance(layer, Conv1D) else update, rank, energy)

@@ -19,9 +19,9 @@ from coram_hf.outputs.place import KeptPlace, Place
 
 
 class ModelSink:
-    """A model to write merged parameters into; tied weights stay tied.
+    """A model into which merged parameters are written; tied weights stay tied.
 
-    keep: the parameters whose updates are kept beside the model, in `updates`.
+    keep: the parameters whose updates are also kept, in `updates`.
     """
 
     keeps = True
@@ -36,14 +36,14 @@ class ModelSink:
         self._tensors = model.state_dict()
 
     def place(self, name: str) -> Place:
-        """Where a parameter goes; one that is kept goes there by way of its update."""
+        """Where a parameter goes; with `keep`, its update is stored first."""
         out, target = InMemory(self._tensors[name]), self._targets.get(name)
         if name in self._keep and name not in self.updates:
             return KeptPlace(out, target, self.updates)
         return Place(out, target)
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
-        """The work on parameters whose updates are kept, without merging them again."""
+        """The work, with kept updates reused instead of merged again."""
 
         def from_kept(parameter: Parameter) -> Iterator[Block]:
             if parameter.name in self.updates:
@@ -55,7 +55,7 @@ class ModelSink:
 
 
 def kept_blocks(update: Tensor, stats: SliceStats | None = None) -> Iterator[Block]:
-    """A kept update, some rows at a time; the first block tells what happened to its slices."""
+    """A kept update, a few rows at a time; the first block carries the stats of all slices."""
     whole = as_rows(update)
     for rows in row_blocks(update):
         yield Block(None, rows, whole[rows], stats or SliceStats())
@@ -63,7 +63,7 @@ def kept_blocks(update: Tensor, stats: SliceStats | None = None) -> Iterator[Blo
 
 
 def new_model(inputs: Inputs) -> PreTrainedModel:
-    """A copy of the base's model in the format of the result, with the rows of new tokens in place."""
+    """A copy of the base's model in the format of the result, including the rows of new tokens."""
     with torch.inference_mode(False):
         model = with_format(inputs.base.copy_model(), inputs.dtype, inputs.new_size)
         if inputs.new_size is not None:
@@ -85,7 +85,7 @@ def expert_model(inputs: Inputs, expert: str) -> PreTrainedModel:
 def with_format(
     model: PreTrainedModel, dtype: torch.dtype | None, vocabulary_size: int | None
 ) -> PreTrainedModel:
-    """The model, changed to the dtype and the number of tokens of the result; buffers keep their dtype."""
+    """Convert the model in place to the dtype and vocabulary size of the result; buffers keep their dtype."""
     if vocabulary_size is not None:
         model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
     if dtype is not None:

@@ -1,4 +1,4 @@
-"""What belongs beside the weights of a merged folder: config, generation config, tokenizer, custom code."""
+"""The files of a merged folder other than weights: config, generation config, tokenizer, custom code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("coram_hf")
 
 
 def save_model_files(folder: Path, layout: Layout, inputs: Inputs) -> None:
-    """Write index, config, generation config and companions; files of an earlier attempt go."""
+    """Write index, config, generation config and companions; remove files of an earlier attempt."""
     model = layout.skeleton
     for path in folder.iterdir():
         if path.is_file() and path.name not in layout.headers:
@@ -38,4 +38,6 @@ def save_companions(inputs: Inputs, folder: Path) -> None:
     if inputs.tokenizer is not None:
         inputs.tokenizer.save_pretrained(folder)
     if getattr(inputs.model.config, "auto_map", None) and not inputs.trust_remote_code:
-        logger.warning("the base has custom code, which trust_remote_code=True would copy to %s", folder)
+        logger.warning(
+            "custom code of the base was not copied to %s; pass trust_remote_code=True to copy it", folder
+        )

@@ -1,4 +1,4 @@
-"""What a merged parameter is written to: a tensor in memory, or a place in a file."""
+"""The destination of a merged parameter: a tensor in memory or in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coram_hf.inputs.targets import Target
 
 
 class Output(Protocol):
-    """Rows that can be written in any order."""
+    """A tensor whose rows can be written in any order."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -31,12 +31,12 @@ class Output(Protocol):
         ...
 
     def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
-        """Write rows rounded to the dtype of the output, and return them so."""
+        """Write rows, rounded to the dtype of the output, and return the rounded rows."""
         ...
 
 
 class InMemory:
-    """A tensor of the result, or memory for one that has another form on disk."""
+    """A tensor of the result, or a buffer for one that has another form on disk."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -47,11 +47,11 @@ class InMemory:
         return InMemory(self.tensor.view(shape))
 
     def matrices(self, target: Target) -> list[InMemory]:
-        """Views of the tensor."""
+        """The matrices of a target, as views of the tensor."""
         return [InMemory(matrix) for matrix in target.matrices(self.tensor)]
 
     def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
-        """Write rows rounded to the dtype of the tensor, and return them so."""
+        """Write rows, rounded to the dtype of the tensor, and return the rounded rows."""
         if isinstance(rows, slice) and self.tensor.device.type == "cpu":
             return self.tensor[rows].copy_(total)
         rounded = scratch("rounded", total.numel(), self.dtype).view(total.shape).copy_(total)

@@ -1,7 +1,7 @@
-"""The system's page cache: large files go through a small part of it, which is used again and again.
+"""The system's page cache: large files pass through a small part of it, which is reused.
 
-New pages are what costs when gigabytes are written or hashed: on a virtual machine the host has to find them
-first, at several seconds a gigabyte.
+Fresh pages are the main cost of writing or hashing gigabytes: on a virtual machine the host must allocate
+them first, at several seconds per gigabyte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 
 def forget(handle: int, offset: int = 0, length: int = 0) -> None:
-    """Let go of the cached pages of a file that are on the disk; by default of all."""
-    if hasattr(os, "posix_fadvise"):  # macOS has no such call
+    """Drop the cached pages of a file that are on the disk, by default all of them."""
+    if hasattr(os, "posix_fadvise"):  # missing on macOS
         with suppress(OSError):
             os.posix_fadvise(handle, offset, length, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Places: where one merged parameter goes, W_0 + lambda * update rounded once, a few rows at a time."""
+"""Writing one merged parameter: W_0 + lambda * update, rounded once, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AnyOutput = TypeVar("AnyOutput", bound=Output)
 
 
 class Written(NamedTuple):
-    """|lambda * update|^2, and |error of rounding to the result's dtype|^2, of what was written."""
+    """|lambda * update|^2 and |error of rounding to the result's dtype|^2 of the rows written."""
 
     moved: float = 0.0
     lost: float = 0.0
@@ -42,11 +42,11 @@ class Place:
         return write_rows(out, base.tensor, block.rows, block.update, lam)
 
     def close(self, parameter: Parameter, lam: float | None) -> Written:
-        """Finish the parameter, all of whose blocks have been added."""
+        """Finish the parameter after all its blocks have been added."""
         return Written()
 
     def _rows_of(self, output: AnyOutput, block: Block, parameter: Parameter) -> AnyOutput:
-        """The rows that a block counts: of one matrix, or of the parameter as it is stored."""
+        """The tensor that a block's rows index: one matrix, or the parameter as stored."""
         found: Any = output
         if output.shape != parameter.base.shape:
             raise CoramError(
@@ -60,7 +60,7 @@ class Place:
 
 
 class KeptPlace(Place):
-    """A place that keeps the whole update, in the dtype that holds it, and writes it when it is closed."""
+    """A place that keeps the whole update, as float32 or float64, and writes it on `close`."""
 
     def __init__(self, out: Output, target: Target | None, updates: dict[str, Tensor]) -> None:
         super().__init__(out, target)
@@ -76,7 +76,7 @@ class KeptPlace(Place):
         return Written()
 
     def close(self, parameter: Parameter, lam: float | None) -> Written:
-        """Write the update with this lambda, or leave it for later."""
+        """Write the update with this lambda, or only keep it while lambda is None."""
         if lam is None:
             return Written()
         return write_update(self.out, parameter.base, self._updates[parameter.name], lam)
@@ -94,9 +94,9 @@ def write_update(out: Output, base: Tensor, update: Tensor, lam: float) -> Writt
 
 
 def write_rows(out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, lam: float) -> Written:
-    """Write some rows of W_0 + lambda * update: the sum is made in float64 and rounded once.
+    """Write some rows of W_0 + lambda * update, summed in float64 and rounded once.
 
-    The update counts as a kept one does: in the dtype that holds it, float32 for weights up to float32.
+    The update is first rounded as a kept one is: to float64 for float64 weights, else to float32.
     """
     total = scratch("total", update.numel(), torch.float64).view(update.shape)
     kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
@@ -108,6 +108,6 @@ def write_rows(out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, 
 
 
 def _square(rows: Tensor) -> float:
-    """|rows|^2; in float64 where float32 has no room for it."""
+    """|rows|^2, in float64 if float32 overflows."""
     norm = float(torch.linalg.vector_norm(rows))
     return (norm if math.isfinite(norm) else float(torch.linalg.vector_norm(rows.double()))) ** 2

@@ -270,7 +270,7 @@ def test_the_output_is_a_folder(suite, tmp_path):
     with pytest.raises(ValueError, match="is a file"):
         sweep(suite, output=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(ValueError, match="holds a model"):
+    with pytest.raises(ValueError, match="contains a model"):
         sweep(suite, output=suite / "base")
     assert not (suite / "base" / "points.jsonl").exists()
 

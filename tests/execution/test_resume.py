@@ -264,7 +264,7 @@ def test_half_a_workspace_is_never_taken_for_a_merge(suite, lost):
 def test_models_in_memory_are_not_promised_to_be_resumed(suite, tmp_path, monkeypatch, caplog):
     base = AutoModelForCausalLM.from_pretrained(suite / "base")
     merger = CoramMerger(base, [suite / "e0"], CoramConfig(lam=1.0), progress=False)
-    with pytest.raises(CoramError, match="holds an input"):
+    with pytest.raises(CoramError, match="contains an input"):
         merger.merge_to(suite / "base", overwrite=True)
     with failing(10_000, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         merger.merge_to(tmp_path / "out")

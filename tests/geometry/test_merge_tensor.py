@@ -171,7 +171,7 @@ def test_the_same_inputs_give_the_same_bits():
     ("base", "experts", "message"),
     [
         (torch.ones(4), [torch.ones(4)], "2-D"),
-        (torch.ones(4, 4), [torch.full((4, 4), torch.nan)], "expert 0 holds NaN"),
+        (torch.ones(4, 4), [torch.full((4, 4), torch.nan)], "expert 0 contains NaN"),
         (torch.ones(4, 4, dtype=torch.int64), [torch.ones(4, 4)], "int64"),
         (torch.ones(4, 4), [], "no experts"),
         (torch.ones(4, 4), [torch.ones(4, 4), torch.ones(4, 5)], r"expert 1 .*\(4, 4\).*\(4, 5\)"),

@@ -251,7 +251,7 @@ def test_an_adapter_of_another_base_is_pointed_out_or_refused(tmp_path):
 def test_a_model_with_injected_adapters_is_no_expert():
     base = tiny_llama()
     injected = adapted(base, METHODS["LoRA"](), 0).get_base_model()
-    with pytest.raises(CoramError, match="holds adapters; pass it as a PeftModel"):
+    with pytest.raises(CoramError, match="contains adapters; pass it as a PeftModel"):
         CoramMerger(base, {"e": injected})
 
 
@@ -327,12 +327,12 @@ def test_orthomerge_on_oft_wants_like_adapters():
     base = tiny_llama()
     oft = adapted(base, METHODS["OFT, Cayley"](), 0)
     for other, message in (
-        (adapted(base, METHODS["LoRA"](), 1), "expert 'b' is LORA, not an OFT adapter"),
-        (fine_tuned(base, 0.05, 1), "expert 'b' is full, not an OFT adapter"),
+        (adapted(base, METHODS["LoRA"](), 1), "expert 'b' is LORA; expected an OFT adapter"),
+        (fine_tuned(base, 0.05, 1), "expert 'b' is full; expected an OFT adapter"),
         (adapted(base, METHODS["OFT, Cayley-Neumann"](), 1), "expert 'b' has use_cayley_neumann=True"),
         (
             adapted(base, peft.OFTConfig(oft_block_size=8, target_modules=ALL, use_cayley_neumann=False), 1),
-            "expert 'b' has OFT blocks on other modules or of other sizes",
+            "expert 'b' has OFT blocks on different modules or of different sizes",
         ),
     ):
         with pytest.raises(CoramError, match=message):
@@ -410,7 +410,7 @@ def test_oft_of_old_versions_of_peft(folder, tmp_path):
     for name, tensor in expected.items():
         torch.testing.assert_close(opened[name], tensor, rtol=1e-5, atol=1e-6)
     narrow = tiny_llama(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
-    shapes = r"tensor 'lm_head\.weight': shape \(24, 16\), but the base needs \(48, 8\)"
+    shapes = r"tensor 'lm_head\.weight': shape \(24, 16\), but the base requires \(48, 8\)"
     with pytest.raises(CoramError, match=shapes):
         open_inputs(narrow, {"old": folder}, {})
 
@@ -497,7 +497,7 @@ def test_damaged_adapter_configs_are_named(content, tmp_path):
     base = tiny_llama()
     adapted(base, METHODS["LoRA"](), 0).save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is no config of PEFT"):
+    with pytest.raises(CoramError, match=r"expert 'bad': .*adapter_config\.json is not a PEFT config"):
         open_inputs(base, {"bad": tmp_path}, {})
 
 

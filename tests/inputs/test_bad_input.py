@@ -67,14 +67,14 @@ def test_a_value_that_is_not_finite(models, value, tensor):
     base, experts = models
     with torch.no_grad():
         experts["code"].get_parameter(tensor).view(-1)[3] = value
-    refuse(base, experts, f"expert 'code', tensor '{tensor}': holds NaN or infinite")
+    refuse(base, experts, f"expert 'code', tensor '{tensor}': contains NaN or infinite")
 
 
 def test_a_base_that_is_not_finite(models):
     base, experts = models
     with torch.no_grad():
         base.get_parameter(Q)[0, 0] = float("nan")
-    refuse(base, experts, f"the base, tensor '{Q}': holds NaN")
+    refuse(base, experts, f"the base, tensor '{Q}': contains NaN")
 
 
 def test_an_integer_tensor(models):
@@ -94,7 +94,7 @@ def test_duplicate_names(models):
     clones = [copy.deepcopy(e) for e in experts.values()]
     for clone in clones:
         clone.name_or_path = "org/math"
-    refuse(base, clones, "two experts are called 'org/math'; tell them apart by a dict")
+    refuse(base, clones, "two experts are called 'org/math'; give them distinct names")
 
 
 def test_list_experts_are_named_by_origin(models, tmp_path):

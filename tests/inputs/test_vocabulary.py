@@ -224,7 +224,7 @@ def test_a_damaged_tokenizer_does_not_stop_a_merge_that_needs_none(base, tmp_pat
     (tmp_path / "tokenizer.json").write_text("{}")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert merge(loaded, [fine_tuned(base, 0.05, 0)], "linear", progress=False).model is not None
-    assert "does not load" in caplog.text
+    assert "cannot load the tokenizer" in caplog.text
 
 
 def test_a_given_tokenizer_is_saved(base, tmp_path):

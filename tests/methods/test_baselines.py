@@ -391,9 +391,9 @@ def test_bad_tensors_are_named():
         merge_tensor(torch.ones(3), [], "linear")
     with pytest.raises(ValueError, match=r"expert 1 must have the base's shape \(3,\), found \(4,\)"):
         merge_tensor(torch.ones(3), [torch.ones(3), torch.ones(4)], "linear")
-    with pytest.raises(ValueError, match="base must be a floating tensor"):
+    with pytest.raises(ValueError, match="base must be a floating-point tensor"):
         merge_tensor(torch.ones(3, dtype=torch.int64), [torch.ones(3)], "linear")
-    with pytest.raises(ValueError, match="expert 0 holds NaN"):
+    with pytest.raises(ValueError, match="expert 0 contains NaN"):
         merge_tensor(torch.ones(3), [torch.tensor([1.0, float("nan"), 0.0])], "ties")
 
 
