@@ -1,4 +1,4 @@
-"""The command line. A command imports what it needs when it runs, so that `--help` comes at once."""
+"""The command line. Commands import what they need when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 

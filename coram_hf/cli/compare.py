@@ -22,16 +22,16 @@ from coram_hf.cli.shared import (
 
 InDomain = Annotated[
     list[str],
-    typer.Option("--in-domain", "--tasks", help="The experts' own tasks: .jsonl files, or those of lm-eval."),
+    typer.Option("--in-domain", "--tasks", help="The experts' own tasks: .jsonl files or lm-eval tasks."),
 ]
 OutOfDomain = Annotated[list[str] | None, typer.Option(help="Tasks that no expert was trained for.")]
 Range = Annotated[
     str | None,
     typer.Option(
-        "--lambda", help="Where the best lambda is looked for: start:stop:step; without it nowhere."
+        "--lambda", help="Candidates for the best lambda: start:stop:step; by default only the rule's."
     ),
 ]
-Experts = Annotated[bool, typer.Option("--experts/--no-experts", help="Score the experts, too.")]
+Experts = Annotated[bool, typer.Option("--experts/--no-experts", help="Also score the experts.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Folder for the table, the numbers, and a journal.")
 ]
@@ -52,8 +52,8 @@ def compare(
 ) -> None:
     """Compare lines of CORAM with all baselines on one suite, in the layout of the paper's main tables.
 
-    A line is scored at the lambda of the rule; the best lambda stands beside it. With an output folder, a
-    comparison that was stopped goes on where it was.
+    A line is scored at the rule's lambda, with the best lambda beside it. With an output folder, an
+    interrupted comparison resumes when the same command is run again.
     """
     from coram_hf.evaluation.compare import RIVALS, compare_methods
 

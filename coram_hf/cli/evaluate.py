@@ -14,10 +14,10 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="The folder of a model, merged or not.")],
     tasks: Tasks,
     limit: Limit = None,
-    device: Annotated[str | None, typer.Option(help="Where the model runs: cpu, cuda, mps or auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the model: cpu, cuda, mps or auto.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run custom code of the model.")] = False,
 ) -> None:
-    """Score a model on tasks, and put the results into eval_results.json and on its card.
+    """Score a model on tasks, and write the results to eval_results.json and its card.
 
     Results of the same tasks are replaced, others are kept.
     """

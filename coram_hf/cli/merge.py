@@ -14,7 +14,7 @@ from coram_hf.cli.shared import read_given, with_shared_options
 
 @with_shared_options
 def inspect(given: dict[str, Any]) -> None:
-    """Say what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
+    """Show what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
     from coram_hf.report.tables import print_shown
 
     print_shown(read_given(given).merger().inspect())
@@ -23,7 +23,9 @@ def inspect(given: dict[str, Any]) -> None:
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]
 Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
-DryRun = Annotated[bool, typer.Option(help="Print the plan, the disk, memory and time it takes, and stop.")]
+DryRun = Annotated[
+    bool, typer.Option(help="Print the plan and the disk, memory and time it needs, then stop.")
+]
 
 
 @with_shared_options
@@ -34,9 +36,9 @@ def merge(
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Merge checkpoints and adapters into one model; the folder appears when it is whole.
+    """Merge checkpoints and adapters into one model; the folder appears when it is complete.
 
-    A merge that was stopped goes on where it was when the same command is run again.
+    A merge that is interrupted or fails keeps its work, and the same command resumes it.
     """
     merger = read_given(given).merger()
     if dry_run:
@@ -49,7 +51,7 @@ def merge(
         print(f"  disk: {disk / 2**30:.2f} GB for {output}")
         print(f"  memory: about {memory / 2**30:.2f} GB")
         forecast = merger.forecast(output)._replace(opening=opening)
-        print(f"  time: about {duration(forecast.seconds)}, with the start of the program")
+        print(f"  time: about {duration(forecast.seconds)}, including startup")
         return
     try:
         report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
@@ -62,7 +64,7 @@ def merge(
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person would say them."""
+    """Seconds as text, in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

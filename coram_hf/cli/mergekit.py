@@ -1,4 +1,4 @@
-"""mergekit's YAML files, with its defaults, for the methods that both have, and for `coram`."""
+"""mergekit's YAML files, with its defaults, for the methods that both packages have and for `coram`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_mergekit(content: Mapping[str, Any]) -> tuple[str, list[str], str, dict
     shared = _values(content.get("parameters") or {}, "parameters")
     models = [_model(entry) for entry in content["models"]]
     if not models:
-        raise CoramError("models names no expert")
+        raise CoramError("models names no expert; list at least one")
     entry = find_method(method)
     base = content.get("base_model") or (models[0][0] if entry.baseless else None)
     if not isinstance(base, str):
@@ -72,7 +72,7 @@ def _model(entry: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _values(parameters: Any, where: str) -> dict[str, Any]:
-    """Parameters that hold for all layers; mergekit's gradients and filters are not read."""
+    """Parameters, which must hold for all layers: mergekit's gradients and filters are refused."""
     if not isinstance(parameters, dict):
         raise CoramError(f"{where}: parameters must be a mapping, found {parameters!r}")
     for key, value in parameters.items():
@@ -82,7 +82,7 @@ def _values(parameters: Any, where: str) -> dict[str, Any]:
 
 
 def require(content: Mapping[str, Any], key: str, kind: type | Any) -> None:
-    """Raise unless a key is there, with a value of its type."""
+    """Raise unless a key is present with a value of its type."""
     if not isinstance(content.get(key), kind):
         expected = "text" if kind is str else "a list" if kind is list else "a list or a mapping"
         raise CoramError(f"{key} must be {expected}, found {content.get(key)!r}")

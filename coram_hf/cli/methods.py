@@ -10,7 +10,7 @@ import typer
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method; by default all.")] = None,
 ) -> None:
-    """List the merge methods, those of other packages among them: formula, parameters, defaults."""
+    """List the merge methods, including those of other packages: formula, parameters, defaults."""
     from coram_hf.methods.registry import find_method, method_names
 
     for method in (name,) if name else method_names():

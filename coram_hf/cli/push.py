@@ -9,17 +9,17 @@ import typer
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="A folder that was merged before.")],
-    repo: Annotated[str, typer.Argument(help="Where to: org/name.")],
+    folder: Annotated[Path, typer.Argument(help="A merged folder.")],
+    repo: Annotated[str, typer.Argument(help="The repository: org/name.")],
     private: Annotated[bool | None, typer.Option(help="Whether a new repository is private.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch to push to.")] = None,
-    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+    message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     create_pr: Annotated[bool, typer.Option(help="Open a pull request.")] = False,
 ) -> None:
-    """Push a merged folder to the Hub in one commit, once it is seen to be whole.
+    """Push a merged folder to the Hub in one commit, after its hashes are verified.
 
-    The token is that of `hf auth login`, or HF_TOKEN. A push that was interrupted does not send again what
-    has arrived.
+    The token is that of `hf auth login`, or HF_TOKEN. After an interrupted push, the same command sends only
+    what has not arrived yet.
     """
     from coram_hf.hub import push_folder
 

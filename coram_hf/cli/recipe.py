@@ -44,7 +44,7 @@ class Recipe:
         return Merger.open(self.base, self.experts, choice, options)
 
     def config(self, without: str = "") -> CoramConfig:
-        """The CoramConfig of a recipe; `without` is the error for a method that has none."""
+        """The CoramConfig of a recipe; `without` is the message for a method that has none."""
         found = find_method(self.method).config(self.parameters)
         if found is None:
             raise CoramError(without or f"{self.method} has no CoramConfig")
@@ -52,7 +52,7 @@ class Recipe:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error."""
+    """A YAML loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]

@@ -1,4 +1,4 @@
-"""`coram-hf report`: the page of all diagnostics, and each of them by itself."""
+"""`coram-hf report`: a page of all diagnostics, or a single one in the terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from coram_hf.report.diagnostics.sections import SECTIONS
 from coram_hf.report.tables import print_tables
 
 PAGE = "page"
-Output = Annotated[Path, typer.Option("--output", "-o", help="File of the page.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="File for the page.")]
 Json = Annotated[Path | None, typer.Option("--json", help="File for the numbers.")]
 Figures = Annotated[Path | None, typer.Option(help="Folder for the figures as PNG, for a model card.")]
 Merged = Annotated[
     list[str] | None,
-    typer.Option(help="A merged model, by any method, as [name=]source; may be given several times."),
+    typer.Option(help="A merged model, by any method, as [name=]source; may be repeated."),
 ]
 
 
@@ -39,11 +39,11 @@ report = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     subcommand_metavar="[DIAGNOSTIC] BASE EXPERT... [OPTIONS]",
-    help="""Look at a merge before or after it is made.
+    help="""Inspect a merge, before or after it is made.
 
     `coram-hf report BASE EXPERT... -o report.html` writes one page with all diagnostics;
-    `coram-hf report audit BASE EXPERT...` prints one of them. All take the options of `merge`, which say what
-    merge they are about. A folder that is called like a diagnostic is written ./audit.
+    `coram-hf report audit BASE EXPERT...` prints one of them. All take the options of `merge`, which
+    describe the merge in question. Write a folder that has the name of a diagnostic as ./audit.
     """,
 )
 
@@ -57,7 +57,7 @@ def page(
     json: Json = None,
     figures: Figures = None,
 ) -> None:
-    """All diagnostics as one page that needs no network (also without the word `page`)."""
+    """Write all diagnostics as one page that needs no network (the word `page` may be left out)."""
     _check_files(output, json, folder=figures)
     numbers = _diagnose(given, merged, json)
     from coram_hf.outputs.files import write_whole
@@ -99,7 +99,7 @@ def _diagnose(
     from coram_hf.report.diagnostics import diagnose, write_json
 
     recipe = read_given(given)
-    without = f"the diagnostics are those of CORAM; merge by {recipe.method} first, and pass it as --merged"
+    without = f"the diagnostics are those of CORAM; merge with {recipe.method} first, and pass it as --merged"
     options: Any = recipe.options
     numbers = diagnose(
         recipe.base,
@@ -115,10 +115,10 @@ def _diagnose(
 
 
 def _check_files(*files: Path | None, folder: Path | None = None) -> None:
-    """Refuse what cannot be written before anything is read."""
+    """Raise if an output cannot be written, before anything is read."""
     named = [path.resolve() for path in (*files, folder) if path is not None]
     if len(set(named)) < len(named):
-        raise CoramError(f"{named[0]} is named for two outputs; give each a place of its own")
+        raise CoramError(f"{named[0]} is named for two outputs; give each its own path")
     for path in filter(None, files):
         if path.is_dir():
             raise CoramError(f"{path} is a folder; name a file")

@@ -1,4 +1,4 @@
-"""What the commands share: the options that describe a merge, and the recipe they amount to."""
+"""What the commands share: the options that describe a merge, and the recipe that they define."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHOD = {
     "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties."),
 }
 SPELLED = {"lam": "--lambda"}
-"""Options whose name in Python is another one."""
+"""Options that have another name in Python."""
 
 
 def _typer_option(option: Declared) -> tuple[Any, Any]:
@@ -55,24 +55,26 @@ OPTIONS = {name: _typer_option(option) for name, option in text_options().items(
 
 Tasks = Annotated[
     list[str],
-    typer.Option(help="A .jsonl file, or the name or .yaml file of a task of lm-eval; several times or a,b."),
+    typer.Option(
+        help="A .jsonl file, or the name or .yaml file of an lm-eval task; may be repeated, or a,b."
+    ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Number of questions of each task.")]
+Limit = Annotated[int | None, typer.Option(help="Largest number of questions per task.")]
 Lines = Annotated[
     list[str] | None,
-    typer.Option(help="A configuration by its line, such as lr.ties; may be given several times."),
+    typer.Option(help="A configuration by its line, such as lr.ties; may be repeated."),
 ]
 Baselines = Annotated[
     list[str] | None,
-    typer.Option(help="A method or preset to compare with, by default all; may be given several times."),
+    typer.Option(help="A method or preset to compare with, by default all; may be repeated."),
 ]
 NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with none.")]
 
 
 def with_shared_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
-    """Give a command, before its own options, those that describe a merge; they arrive as `given`.
+    """Add the options that describe a merge before a command's own; it receives them as `given`.
 
-    An option of the command's own takes the place of a shared one of that name; those `without` are left out.
+    A command's own option replaces the shared one of the same name; those in `without` are left out.
     """
     own = list(introspection.signature(command).parameters.values())[1:]
     left_out = {*without, *(parameter.name for parameter in own)}
@@ -104,13 +106,13 @@ def with_shared_options(command: Callable[..., None], without: Collection[str] =
 
 
 def read_given(given: dict[str, Any]) -> Recipe:
-    """The recipe of a file, with what the command line says in place of it."""
+    """The recipe of the --config file, overridden by the options of the command line."""
     from coram_hf.cli.recipe import Recipe, read_recipe
 
     recipe = read_recipe(given["config"]) if given["config"] else Recipe("", [])
     base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
     if not base or not experts:
-        raise CoramError("name the base and at least one expert, or a recipe with --config")
+        raise CoramError("name the base and at least one expert, or pass a recipe with --config")
     named = ["line", *CONFIG]
     parameters = {key: given[key] for key in named if given[key] is not None and given[key] != []}
     if "weights" in parameters:
@@ -133,7 +135,7 @@ def read_lines(
 ) -> tuple[Recipe, list[CoramConfig]]:
     """The recipe, and a configuration for every line at every slice height."""
     recipe = read_given(given)
-    without = f"the recipe's method is {recipe.method}, which has no lambda; name it as --baseline"
+    without = f"the recipe's method is {recipe.method}, which has no lambda; pass it as --baseline"
     parameters = [{**recipe.parameters, "line": line} for line in lines or ()] or [recipe.parameters]
     if heights:
         parameters = [{**values, "slice_height": height} for values in parameters for height in heights]
@@ -141,7 +143,7 @@ def read_lines(
 
 
 def split_tasks(tasks: Sequence[str]) -> list[str]:
-    """Tasks that are given one by one or separated by commas."""
+    """The tasks as a list; they may be given one by one or separated by commas."""
     return [
         name.strip()
         for text in tasks
@@ -159,7 +161,7 @@ def _parameter(text: str) -> tuple[str, Any]:
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError:
-        raise CoramError(f"--parameter: the value of {text!r} cannot be read") from None
+        raise CoramError(f"--parameter: the value of {text!r} cannot be read as YAML") from None
 
 
 def _number(option: str, text: str) -> float:
@@ -170,7 +172,7 @@ def _number(option: str, text: str) -> float:
 
 
 def chosen_baselines(named: list[str] | None, none: bool, every: Iterable[str]) -> tuple[str, ...]:
-    """The baselines that are asked for: those named, none, or all."""
+    """The requested baselines: those named, none, or all."""
     if named and none:
         raise CoramError("--baseline and --no-baselines are mutually exclusive; pass one of them")
     return () if none else tuple(named or every)

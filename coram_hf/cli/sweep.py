@@ -23,7 +23,7 @@ from coram_hf.cli.shared import (
 from coram_hf.methods.registry import rival_names
 
 Range = Annotated[str, typer.Option("--lambda", help="start:stop:step, or numbers separated by commas.")]
-Heights = Annotated[list[int] | None, typer.Option(help="Rows per slice, h; may be given several times.")]
+Heights = Annotated[list[int] | None, typer.Option(help="Rows per slice, h; may be repeated.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the table, figure and numbers.")]
 
 
@@ -41,8 +41,7 @@ def sweep(
 ) -> None:
     """Score a merge over lambda: the rule's lambda, the optimum, the gap between them, and the baselines.
 
-    Every line is merged once. A sweep that was stopped goes on where it was when the same command is run
-    again.
+    Every line is merged once. An interrupted sweep resumes when the same command is run again.
     """
     from coram_hf.evaluation.sweep import run_sweep
 

@@ -1,4 +1,4 @@
-"""The demo: five real adapters merged by CORAM, and scored on questions that none of them has seen."""
+"""The demo: five real adapters merged by CORAM and scored on held-out questions."""
 
 from coram_hf.demo.base import build_base
 from coram_hf.demo.run import run_demo

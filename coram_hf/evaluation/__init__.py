@@ -1,1 +1,1 @@
-"""Scoring merged folders, sweeping lambda, and comparing methods, on tasks of ours or of lm-eval."""
+"""Scoring merged folders, sweeping lambda, and comparing methods, on .jsonl tasks or on tasks of lm-eval."""

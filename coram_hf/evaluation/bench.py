@@ -1,4 +1,4 @@
-"""Bench: merges of one base and its experts, scored on tasks; what was scored before is not scored again."""
+"""Bench: merges of one base and its experts, scored on tasks; known scores are reused."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ FACTS = (
     "warnings",
     "sources",
 )
-"""What a sweep keeps of the report of its merge."""
+"""The fields of a merge's report that a sweep keeps."""
 
 
 class Bench:
     """Scores of everything that can be made from one base and its experts, which are opened once.
 
-    In memory at a time: what the sources take, one model, and for a line the update of its merge.
+    Memory holds the sources, one model at a time, and for a line the update of its merge.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Bench:
         shared: Shared,
         options: MergeOptions,
     ) -> None:
-        """`shared`: what baselines have in common with lines."""
+        """`shared`: the options that baselines and lines have in common."""
         self._memory = memory
         self._shared = shared
         self._progress = options.get("progress", True)
@@ -88,18 +88,18 @@ class Bench:
         return Line(config, facts, tuple(points), subject.score(beyond, partial(merged.at, rule), rule))
 
     def baseline(self, preset: Preset, tasks: Sequence[Scorer]) -> Results:
-        """A method that CORAM is compared with, at its preset."""
+        """The results of a method that CORAM is compared with, at its preset."""
         parameters = {**asdict(self._shared), **preset.parameters}
         merger = self._merger(find_method(preset.method).choose(parameters))
         subject = self._subject(preset.method, merger.method.settings)
         return subject.score(tasks, lambda: merger.merge(keep_update=False).model)
 
     def base(self, tasks: Sequence[Scorer]) -> Results:
-        """The base itself."""
+        """The results of the base."""
         return self._subject("base", {"model": "base"}).score(tasks, lambda: new_model(self._inputs))
 
     def experts(self, tasks: Sequence[Scorer]) -> dict[str, Results]:
-        """Every expert on every task."""
+        """The results of every expert on every task."""
         return {
             name: self._subject(name, {"model": "expert", "name": name}).score(
                 tasks, partial(expert_model, self._inputs, name)
@@ -116,7 +116,7 @@ class Bench:
 
 
 class _Subject:
-    """A model to be scored, by what it is made of."""
+    """A model to score, identified by what it is made of."""
 
     def __init__(
         self,
@@ -136,13 +136,13 @@ class _Subject:
         self._state = digest(made_of, library_versions(), _identity(tokenizer)) if known else None
 
     def depends_on(self, *more: object) -> tuple[object, ...] | None:
-        """The dependencies of a value about this model; None if it is made of models in memory."""
+        """The dependencies of a value about this model; None if it is made from models in memory."""
         return None if self._state is None else (self._state, *more)
 
     def score(
         self, tasks: Sequence[Scorer], make: Callable[[], PreTrainedModel], lam: float | None = None
     ) -> Results:
-        """The results on every task; the model is made if there is one that is not known."""
+        """The results on every task; the model is made only if one of them is not known yet."""
         what = self._label if lam is None else f"{self._label}, lambda {lam:g}"
         model = cache(lambda: self._placed(make()))
         found = {}
@@ -158,16 +158,18 @@ class _Subject:
     def _measure(self, task: Scorer, model: Callable[[], PreTrainedModel]) -> dict[str, Any]:
         result = task(model(), self._tokenizer)[0]
         if not math.isfinite(result.value):
-            raise CoramError(f"{self._label}: the score on task {task.name!r} is {result.value}")
+            raise CoramError(
+                f"{self._label}: the score on task {task.name!r} is {result.value}; it must be finite"
+            )
         return asdict(result)
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
-        """The model where the geometry runs, if that was said."""
+        """The model on the device of the merge, if one was given."""
         return model if self._device is None else model.to(self._device)  # type: ignore[arg-type]
 
 
 class _Merged:
-    """A merge that is made when it is first needed, and reassembled in place."""
+    """A merge that is made on first use, and then reassembled in place."""
 
     def __init__(self, merger: Merger) -> None:
         self._merger = merger
@@ -190,10 +192,10 @@ class _Merged:
 
 
 def _find_tokenizer(inputs: Inputs) -> PreTrainedTokenizerBase:
-    """That of the merged model, or the one beside the base."""
+    """The tokenizer of the merged model, or else of the base."""
     found = inputs.tokenizer or find_tokenizer(inputs.base, inputs.trust_remote_code)
     if found is None:
-        raise CoramError("there is no tokenizer beside the base; save one there, or pass tokenizer=")
+        raise CoramError("the base has no tokenizer; save one beside it, or pass tokenizer=")
     return found
 
 
@@ -203,11 +205,11 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[CoramConfig]:
-    """Configurations from lines; they must differ in their lines, and leave lambda to the sweep."""
+    """Configurations from lines; their lines must differ, and must leave lambda to the sweep."""
     given = [lines] if isinstance(lines, str | CoramConfig) else list(lines)
     configs = [CoramConfig.from_line(line) if isinstance(line, str) else line for line in given]
     if not configs:
-        raise CoramError("lines: name at least one")
+        raise CoramError("lines: none given; pass at least one")
     names = [config.line for config in configs]
     for config in configs:
         if names.count(config.line) > 1:
@@ -220,14 +222,14 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
 
 
 def read_baselines(names: Sequence[str]) -> dict[str, Preset]:
-    """Baselines by the name of a method, at its defaults, or of a preset."""
+    """Presets by name: that of a method, at its defaults, or of a preset."""
     known = {**{name: Preset(name) for name in rival_names()}, **PRESETS}
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}
 
 
 def check_lambdas(lambdas: Iterable[float]) -> list[float]:
-    """Finite numbers, in order, each once."""
+    """The lambdas in order, each once; they must be finite."""
     given = list(lambdas)
     for lam in given:
         check_number("lambda", lam)

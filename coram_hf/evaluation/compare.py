@@ -30,7 +30,7 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that was scored, in-domain and, where asked for, out-of-domain.
+    """All scores, in-domain and, if requested, out-of-domain.
 
     A line's row is its model at the rule's lambda; its best lambda is the only number from a sweep.
     """
@@ -88,14 +88,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of numbers, some of them not there, with a note behind one of them."""
+    """A row of numbers, None where one is missing, with notes by column."""
 
     name: str
     values: list[float | None]
     notes: dict[int, str] = field(default_factory=dict)
 
     def cells(self, bold: Sequence[float | None]) -> list[str]:
-        """The cells of the row, bold where a value is that of `bold`."""
+        """The cells of the row, bold where a value equals that in `bold`."""
         cells = [self.name]
         for i, (value, best) in enumerate(zip(self.values, bold, strict=True)):
             text = NONE if value is None else percent(value)
@@ -121,10 +121,10 @@ def compare_methods(
     """Score lines at the rule's lambda, baselines, the base and the experts on one suite.
 
     Args:
-        lambdas: where the best is looked for, as in `run_sweep`; without any only the rule's is scored.
+        lambdas: candidates for the best, as in `run_sweep`; by default only the rule's is scored.
         tasks, out_of_domain: as in `run_sweep`; the best lambda is that of the in-domain `tasks`.
         score_experts: also score every expert on the in-domain tasks.
-        output: a folder for compare.json, compare.md and the journal to go on from after an interruption.
+        output: a folder for compare.json, compare.md and the journal, from which an interrupted run resumes.
     """
     configs = read_lines(lines)
     wanted = parse_lambdas(lambdas) if isinstance(lambdas, str) else check_lambdas(lambdas)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#cc3311")
 REFERENCE = "#999999"
 SPACING = 0.035
-"""Least distance of two names, as a share of the height."""
+"""Smallest distance between two names, as a share of the height."""
 
 
 def draw_sweep(sweep: Sweep, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Score the model in a folder, and write what it got beside it and on its card."""
+"""Score the model in a folder, and write the results beside it and on its card."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluate_folder(
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise CoramError(f"{folder} is not the folder of a model: it has no config.json")
+        raise CoramError(f"{folder} is not a model folder: it has no config.json")
     scorers = open_tasks(tasks, limit)
     place = compute_device(device)
     model, tokenizer = _load(folder, trust_remote_code)
@@ -52,14 +52,14 @@ def _load(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTr
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", trust_remote_code=trust_remote_code
         )
-    except Exception as error:  # files of others fail in many ways
+    except Exception as error:  # other people's files fail in many ways
         raise CoramError(f"{folder} does not load as a causal language model: {reason(error)}") from error
     try:
         return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise CoramError(
-            f"{folder} has no tokenizer that loads ({reason(error)}), and tasks are text; copy the tokenizer "
-            "files of the base into it"
+            f"{folder} has no tokenizer that loads ({reason(error)}), which tasks need; copy the base's "
+            "tokenizer files into it"
         ) from error
 
 
@@ -69,6 +69,6 @@ def _put_on_card(found: EvalResults, path: Path) -> None:
         write_whole(path, with_results(text, found))
     except (ValueError, yaml.YAMLError) as error:
         raise CoramError(
-            f"the results are written, but not on the card: the metadata of {path} cannot be read "
-            f"({reason(error)})"
+            f"the results are saved, but not on the card: the metadata of {path} cannot be read "
+            f"({reason(error)}); correct it and evaluate again"
         ) from error

@@ -21,7 +21,7 @@ from coram_hf.evaluation.memory import digest
 from coram_hf.report.eval_results import Result
 
 BOOTSTRAPS = 1000
-"""Resamplings for the standard error of metrics that have no formula for it."""
+"""Bootstrap samples for the standard error of metrics that have no formula for it."""
 
 BATCH = 8
 """Questions in one forward pass."""
@@ -64,7 +64,7 @@ class HarnessScorer:
                     bootstrap_iters=BOOTSTRAPS,
                     log_samples=False,
                 )
-        except Exception as error:  # a task may fail in any way of its own
+        except Exception as error:  # a task may run any code
             raise CoramError(f"lm-eval task {self.name!r} failed: {reason(error)}") from error
         numbers = found["results"].get(self.name) or found["groups"][self.name]
         counts = [found["n-samples"][task]["effective"] for task in _leaves(found, self.name)]
@@ -77,7 +77,7 @@ def open_harness_tasks(task: str, limit: int | None) -> list[HarnessScorer]:
     path = Path(task)
     files = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.suffix == ".yaml" else []
     if path.is_dir() and not files:
-        raise CoramError(f"{path}: holds no .yaml files of lm-eval tasks")
+        raise CoramError(f"{path}: no .yaml files of lm-eval tasks in this folder")
     if not files:
         _check_name(task)
         return _load(task, limit)
@@ -100,7 +100,7 @@ def _load(spec: str, limit: int | None) -> list[HarnessScorer]:
     try:
         with _quiet():
             found = _manager_of(spec).load([spec])
-    except Exception as error:  # files and data sets of others
+    except Exception as error:  # other people's files and data sets
         raise CoramError(f"lm-eval task {spec!r} cannot be loaded: {reason(error)}") from error
     chosen: dict[str, Any] = {}
     inside: set[str] = set()
@@ -124,7 +124,7 @@ def _results(task: str, numbers: Mapping[str, Any], questions: int) -> list[Resu
         known = float(error) if isinstance(error, int | float) else None
         found.append(Result(task, name, float(value), known, questions, _scorer_name()))
     if not found:
-        raise CoramError(f"lm-eval task {task!r} has no number for a result")
+        raise CoramError(f"lm-eval task {task!r} reported no number as a result")
     return found
 
 
@@ -145,7 +145,7 @@ def _is_group(loaded: Any) -> bool:
 
 
 def _manager_of(spec: str) -> Any:
-    """Who can load a task: a local group may name lm-eval's own tasks, which take seconds to be listed."""
+    """The manager that loads a task; it lists lm-eval's own tasks, which takes seconds, only if needed."""
     if not spec.endswith(".yaml"):
         return _manager()
     path = Path(spec)
@@ -172,7 +172,7 @@ def _require_harness() -> None:
 
 @contextmanager
 def _quiet() -> Any:
-    """lm-eval says much for every task; only errors pass."""
+    """Silence lm-eval's log, except for errors."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""A light scorer: the share of questions that a causal language model gets right, a few seconds a task.
+"""A light scorer: the share of questions that a causal language model gets right, in a few seconds per task.
 
 A task is a file of JSON lines. A line with `target` asks for exactly that text: every one of its tokens, and
-then a newline, must be the model's first choice, which is what greedy decoding would say. A line with
+then a newline, must be the model's first choice, as in greedy decoding. A line with
 `choices` and `answer` asks which choice is the most likely.
 """
 
@@ -28,7 +28,7 @@ BATCH_TOKENS = 1024
 
 
 class Question(NamedTuple):
-    """A prompt, what may follow it, and which of these is right; a lone choice must be said exactly."""
+    """A prompt, what may follow it, and which of these is right; a single choice must be matched exactly."""
 
     prompt: str
     choices: tuple[str, ...]
@@ -99,7 +99,7 @@ def check_limit(limit: int | None) -> None:
 
 
 class _Continuation(NamedTuple):
-    """How likely a text is after its prompt, and whether greedy decoding would say it."""
+    """How likely a text is after its prompt, and whether greedy decoding would produce it."""
 
     log_likelihood: float
     greedy: bool
@@ -131,7 +131,7 @@ def _is_right(question: Question, found: Iterator[_Continuation]) -> bool:
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, where: str) -> _Encoded:
-    """The text is tokenised behind its prompt; by itself only where that changes the prompt's own tokens."""
+    """The tokens of a prompt and text together; of the text alone if it would change the prompt's tokens."""
     before, whole = _tokens(tokenizer, prompt), _tokens(tokenizer, prompt + text)
     after = whole[len(before) :]
     if whole[: len(before)] != before:
@@ -143,7 +143,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, where: 
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens of a text that goes on: without the end-of-text that some tokenizers add."""
+    """Tokens of a text that continues: without the end-of-text token that some tokenizers add."""
     tokens: list[int] = tokenizer(text).input_ids
     if tokens and tokens[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
         return tokens[:-1]
@@ -154,13 +154,15 @@ def _check_length(model: PreTrainedModel, encoded: Sequence[_Encoded], task: str
     most = getattr(model.config, "max_position_embeddings", None)
     longest = max(len(tokens) for tokens in encoded)
     if isinstance(most, int) and longest > most:
-        raise CoramError(f"task {task!r}: a question has {longest} tokens, but the model takes {most}")
+        raise CoramError(
+            f"task {task!r}: a question has {longest} tokens, but the model takes {most}; shorten it"
+        )
 
 
 def _continuations(model: PreTrainedModel, encoded: Sequence[_Encoded]) -> Iterator[_Continuation]:
-    """One for every prompt and text, in order; padding on the right is not seen by a causal model.
+    """One continuation per prompt and text, in order; a causal model does not see padding on the right.
 
-    What follows the last token is not asked for, so choices of one token all ask for the same pass.
+    Nothing is predicted after the last token, so choices of one token share a forward pass.
     """
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, tokens in enumerate(encoded):
@@ -190,7 +192,7 @@ def _judge(logits: Tensor, tokens: Tensor) -> _Continuation:
 
 
 def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Indices in batches of like length, so that little of a batch is padding."""
+    """Indices in batches of similar length, so that little of a batch is padding."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
@@ -214,15 +216,17 @@ def _question(line: str, where: str) -> Question:
         ):
             if 0 <= answer < len(choices):
                 return Question(prompt, tuple(choices), answer)
-            raise CoramError(f"{where}: answer {answer} is not one of the {len(choices)} choices, from 0")
+            raise CoramError(
+                f"{where}: answer {answer} is not one of the {len(choices)} choices, counted from 0"
+            )
     raise CoramError(
         f'{where}: must be {{"prompt", "target"}} or {{"prompt", "choices" (two or more), "answer"}}, '
-        f"all of them text but the number of the answer"
+        f"with non-empty text for all but answer, which is an integer"
     )
 
 
 def _all_text(*values: object) -> bool:
-    """Whether all are texts that are not empty; half of a surrogate pair is no text."""
+    """Whether all are non-empty text; half of a surrogate pair is not text."""
     return all(
         isinstance(value, str) and value and not any("\ud800" <= c <= "\udfff" for c in value)
         for value in values

@@ -1,4 +1,4 @@
-"""What was scored before, so that an interrupted evaluation resumes and repeats nothing."""
+"""Known scores, so that an interrupted evaluation resumes and repeats nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Values by a hash of all that they depend on, kept in a journal.
+    """Values by a hash of everything that they depend on, kept in a journal.
 
-    Values that depend on anything else than before have another key, so they are computed again. Without a
-    path nothing is remembered.
+    When a dependency changes, so does the key, and the value is computed again. Without a path nothing is
+    remembered.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -27,7 +27,7 @@ class Memory:
                 self._known[entry["key"]] = entry["value"]
 
     def remember(self, depends_on: tuple[object, ...] | None, what: str, make: Callable[[], T]) -> T:
-        """The value known for these dependencies, or made and noted; None depends on what has no hash."""
+        """The known value for these dependencies, else make and note it; for None it is always made."""
         if depends_on is None or self._journal is None:
             return make()
         key = digest(*depends_on)

@@ -10,7 +10,7 @@ from coram_hf.config import CoramConfig
 from coram_hf.report.eval_results import Result
 
 Results = dict[str, Result]
-"""What one model got, by task."""
+"""The results of one model, by task."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """One configuration over several lambdas: the points in order, that of the rule among them.
+    """One configuration over several lambdas: the points in order, including that of the rule.
 
     facts: D, kappa, c_RMS, sources and more, from the report of the merge. beyond: the results at the rule's
     lambda on tasks that the sweep does not see.
@@ -56,12 +56,12 @@ class Line:
 
     @property
     def best(self) -> Point:
-        """The swept optimum; of equal ones the nearest to the rule's."""
+        """The swept optimum; among equal ones, the nearest to the rule's lambda."""
         return max(self.points, key=lambda p: (p.average, -abs(p.lam - self.facts["lam"])))
 
     @property
     def gap(self) -> float:
-        """Average at the optimum less that at the rule's lambda; never negative."""
+        """The average at the optimum minus that at the rule's lambda; never negative."""
         return self.best.average - self.rule.average
 
     @property
@@ -96,5 +96,5 @@ def plain(results: Results) -> dict[str, Any]:
 
 
 def percent(value: float) -> str:
-    """An accuracy in points, as the paper's tables have it."""
+    """An accuracy in percent, as in the paper's tables."""
     return f"{100 * value:.2f}"

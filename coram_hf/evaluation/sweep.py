@@ -1,4 +1,4 @@
-"""The lambda sweep: score against lambda for one or several lines, the rule's choice beside the optimum."""
+"""The lambda sweep: scores of one or several lines over lambda, the rule's choice and the optimum."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Sweep:
         return table(header, rows)
 
     def save(self, folder: Path) -> None:
-        """Write numbers, table and figure, each of them whole or not at all."""
+        """Write numbers, table and figure, each of them completely or not at all."""
         with replacing(folder / FIGURE) as figure:
             draw_sweep(self, figure)
         write_whole(folder / TABLE, str(self))
@@ -120,13 +120,13 @@ def run_sweep(
     Args:
         base, experts, options: as for `CoramMerger`.
         lines: configurations or their lines.
-        lambdas: numbers, or a text such as "1.0:3.0:0.1" or "1,1.5,2".
+        lambdas: numbers, or a string such as "1.0:3.0:0.1" or "1,1.5,2".
         tasks: paths of .jsonl tasks, names or YAML files of lm-eval tasks.
-        output: a folder for sweep.json, sweep.md, sweep.png and the journal. A sweep that was interrupted
-            goes on where it was; points whose inputs, tasks or options have changed are scored again, as are
-            those of models in memory.
+        output: a folder for sweep.json, sweep.md, sweep.png and the journal, from which an interrupted sweep
+            resumes. Points whose inputs, tasks or options have changed are scored again, as are those of
+            models in memory.
         baselines: reference lines, by the name of a method or of a preset.
-        limit: the number of questions of each task.
+        limit: the largest number of questions per task.
     """
     configs = read_lines(lines)
     wanted = parse_lambdas(lambdas) if isinstance(lambdas, str) else check_lambdas(lambdas)
@@ -146,7 +146,7 @@ def run_sweep(
 
 
 def parse_lambdas(text: str) -> list[float]:
-    """`start:stop:step`, with stop, or numbers separated by commas."""
+    """The numbers of `start:stop:step`, including stop, or of a list separated by commas."""
     parts = text.split(":")
     try:
         numbers = [Decimal(part.strip()) for part in (parts if len(parts) > 1 else text.split(","))]
@@ -157,9 +157,11 @@ def parse_lambdas(text: str) -> list[float]:
     if len(parts) == 3:
         start, stop, step = numbers
         if step <= 0 or stop < start:
-            raise CoramError(f"lambda: {text!r} holds no number; stop must not be below start, nor step 0")
+            raise CoramError(f"lambda: {text!r} holds no numbers; expected start <= stop and step > 0")
         count = int((stop - start) / step + Decimal("1e-9")) + 1
         if count > LARGEST_SWEEP:
-            raise CoramError(f"lambda: {text!r} holds {count} numbers; at most {LARGEST_SWEEP} are swept")
+            raise CoramError(
+                f"lambda: {text!r} holds {count} numbers, more than {LARGEST_SWEEP}; use a larger step"
+            )
         numbers = [start + i * step for i in range(count)]
     return check_lambdas(map(float, numbers))

@@ -1,4 +1,4 @@
-"""Tasks by name or path: .jsonl files for the light scorer, all others for lm-evaluation-harness."""
+"""Tasks by name or path: .jsonl files for the light scorer, the others for lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIGHT = "coram-hf light scorer"
 class Scorer(Protocol):
     """A task that a model can be scored on.
 
-    identity: a hash of the questions and of how they are asked; other identities, other scores.
+    identity: a hash of the questions and of how they are asked; scores are reused if it is unchanged.
     """
 
     @property
@@ -37,7 +37,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class LightScorer:
-    """The first `limit` questions of a task of ours."""
+    """The first `limit` questions of a .jsonl task."""
 
     task: Task
     limit: int | None = None
@@ -56,12 +56,12 @@ class LightScorer:
 
 
 def check_scores(tasks: Sequence[Scorer]) -> None:
-    """Raise for tasks of which less is better: their numbers cannot be averaged with scores."""
+    """Raise for lower-is-better tasks: their numbers cannot be averaged with scores."""
     for task in tasks:
         if getattr(task, "lower_is_better", False):
             raise CoramError(
-                f"task {task.name!r} is measured by a number of which less is better; sweeps and comparisons "
-                "average scores of which more is better (`coram-hf eval` takes both)"
+                f"task {task.name!r} has a lower-is-better metric; sweeps and comparisons average "
+                "higher-is-better scores (`coram-hf eval` takes both)"
             )
 
 
@@ -69,7 +69,7 @@ def open_tasks(tasks: Sequence[str | Path | Scorer], limit: int | None = None) -
     """Read and check all tasks: paths of .jsonl files, names or YAML files of lm-eval tasks, or scorers."""
     check_limit(limit)
     if not tasks:
-        raise CoramError("tasks: name at least one, a .jsonl file or an lm-eval task")
+        raise CoramError("tasks: none given; pass at least one, a .jsonl file or an lm-eval task")
     found: list[Scorer] = []
     for task in tasks:
         if not isinstance(task, str | Path):

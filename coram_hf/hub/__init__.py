@@ -1,4 +1,4 @@
-"""Publishing: the model card, and the way to the Hub and back."""
+"""Publishing: model cards, pushes to the Hub, and reports read back from it."""
 
 from coram_hf.hub.card import publish_report, render_card, write_card
 from coram_hf.hub.push import load_report, push_folder

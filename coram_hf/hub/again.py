@@ -1,4 +1,4 @@
-"""How to load a merge, and how to make it again: code from its report."""
+"""Code that loads a merge, and code that repeats it, from its report."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def command_line(report: MergeReport) -> str:
 
 
 def entry_of(report: MergeReport) -> Entry:
-    """The method of a merge; one that is not installed here is called like a baseline."""
+    """The method of a merge; one that is not installed is written like a baseline."""
     if report.method in method_names():
         return find_method(report.method)
 
     def absent(updates: Updates) -> Tensor:
-        raise CoramError(f"method {report.method!r} is not installed")
+        raise CoramError(f"method {report.method!r} is not installed; install its package")
 
     absent.__name__ = report.method
     return Baseline(absent)
 
 
 def _named(name: str, source: str) -> str:
-    """`name=source`, or the source alone where it says the name; odd characters cannot stand in a name."""
+    """`name=source`, or the source alone if it is the name; special characters in names are replaced."""
     if source.partition("@")[0] == name:
         return source
     return f"{re.sub(r'[^A-Za-z0-9_. -]+', '_', name).strip('- ') or 'expert'}={source}"
 
 
 def _sources(report: MergeReport) -> tuple[str, dict[str, str]]:
-    """The base and the experts, as sources at the commit that was merged, where there is one."""
+    """The base and the experts as sources, at the merged commit where there is one."""
     found = {name: _source(name, values) for name, values in report.sources.items()}
     return found.get("", "base"), {name: found.get(name, name) for name in report.relative_updates}
 

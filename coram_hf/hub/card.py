@@ -1,4 +1,4 @@
-"""The model card: what was merged, how, and what became of it, from the report of the merge."""
+"""The model card, made from the report of a merge: what was merged, how, and with what outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATES = Path(__file__).parent
 CHOICE = {
     "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
     "kappa": "lambda = kappa * scale, with a given kappa",
-    "given": "lambda was given; kappa had no part in it",
+    "given": "lambda was set by hand; kappa was not used",
 }
 COUNTS = {
     "targets": "target tensors, merged by the method",
@@ -52,14 +52,14 @@ PIPELINES = {
     "ForConditionalGeneration": "text-generation",
 }
 SEEING = ("VL", "Llava", "Gemma3", "Idefics", "PaliGemma", "Mllama", "Blip", "Vision", "InternVL", "Pixtral")
-"""Parts of the names of classes that read images and generate text."""
+"""Parts of the class names of models that read images and generate text."""
 CITATION = """@misc{coram,
   title = {CORAM: Coherent Orthogonal Rotation for Model Merging}
 }"""
 
 
 def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> ModelCard:
-    """The whole card; what `card_data` says takes the place of what follows from the report."""
+    """The whole card; fields of `card_data` replace those that follow from the report."""
     content = (
         _environment()
         .get_template("card_template.md")
@@ -73,7 +73,7 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
 
 
 def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
-    """Write report, figure and card beside the weights of a merge, whose hashes go into the report."""
+    """Write report, figure and card beside the weights of a merge; the report gets the weights' hashes."""
     with ThreadPoolExecutor(1) as pool:
         hashes = pool.submit(file_hashes, folder, keep_cached=False)
         draw_updates(report, folder)
@@ -94,7 +94,7 @@ def write_card(report: MergeReport, folder: Path, card_data: ModelCardData | Non
 
 
 def renew_card(text: str, report: MergeReport, folder: Path) -> None:
-    """Write a card that may have been edited, with our section and the results made anew."""
+    """Write a card that may have been edited, with our section and the results updated."""
     _write(renewed_card(text, report), report, folder)
 
 
@@ -104,7 +104,7 @@ def _write(text: str, report: MergeReport, folder: Path) -> None:
 
 
 def edited_card(path: Path, folder: Path) -> str:
-    """The text of a card of ours that somebody has changed since it was made from the report beside it."""
+    """The text of a card of ours that was edited after it was made from the report beside it, else ""."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if BEGIN not in text:
         return ""
@@ -116,9 +116,9 @@ def edited_card(path: Path, folder: Path) -> str:
 
 
 def renewed_card(text: str, report: MergeReport) -> str:
-    """A card that may have been edited: all of it is kept but our marked section, which is made anew.
+    """A card with our marked section updated and everything else kept.
 
-    Without a marked section, ours goes to the end.
+    If it has no marked section, ours is added at the end.
     """
     section = _section(report)
     before, mark, rest = text.partition(BEGIN)
@@ -163,7 +163,7 @@ def _metadata(report: MergeReport, given: ModelCardData | None) -> ModelCardData
 
 
 def pipeline_tag(model_class: str) -> str:
-    """What a model of this class is for, in the words of the Hub."""
+    """The Hub's pipeline tag for a model of this class."""
     if model_class.endswith("ForConditionalGeneration") and any(word in model_class for word in SEEING):
         return "image-text-to-text"
     matching = [ending for ending in PIPELINES if model_class.endswith(ending)]
@@ -234,7 +234,7 @@ def _parents(report: MergeReport) -> str:
 
 
 def _source(found: Mapping[str, Any]) -> str:
-    """A Hub id as it is, a folder by its name alone: where it lies is nobody's business."""
+    """A Hub id as it is, a folder by its name only: local paths are omitted for privacy."""
     source = found.get("source")
     if not source:
         return "a model in memory"
@@ -259,7 +259,7 @@ def _counts(report: MergeReport) -> list[tuple[str, str]]:
         (f"largest entry of R^T R - I, {inline(name)}", number(error))
         for name, error in report.orthogonality_errors.items()
     ]
-    rows.append(("condition number of slices, the worst", number(report.worst_condition)))
+    rows.append(("worst condition number of a slice", number(report.worst_condition)))
     rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
     return [*rows, ("share of the update norm that was left at the base", f"{report.left_at_base:.1%}")]
 
@@ -283,11 +283,11 @@ def _warnings(report: MergeReport) -> list[str]:
     licenses = sorted(_licenses(report))
     unknown = [name or "base" for name, found in report.sources.items() if not found.get("license")]
     some = f"the licenses of {', '.join(unknown)} are not known" if licenses and unknown else ""
-    mixed = f"the parents have different licenses ({', '.join(licenses)}); check that a merge may be shared"
+    mixed = f"the parents have different licenses ({', '.join(licenses)}); check that you may share the merge"
     return [*report.warnings, *([mixed] if len(licenses) > 1 else []), *([some] if some else [])]
 
 
 def _together(report: MergeReport, key: str) -> list[str] | None:
-    """What the parents' cards say of one thing, each value once."""
+    """The values of one key in the parents' cards, each once."""
     values = [value for found in report.sources.values() for value in found.get(key) or ()]
     return list(dict.fromkeys(values)) or None

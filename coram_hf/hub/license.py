@@ -1,4 +1,4 @@
-"""The license of a merge: the strictest of its parents', where that can be said."""
+"""The license of a merge: the strictest of its parents', where that can be determined."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KNOWN = (
     "cc-by-nc-sa-4.0",
     "cc-by-nc-nd-4.0",
 )
-"""Licenses from the freest to the strictest; those of single models (llama3.1, gemma) have no place in it."""
+"""Licenses from the freest to the strictest; those of single models (llama3.1, gemma) are not ranked."""
 
 FREE = KNOWN[: KNOWN.index("apache-2.0") + 1]
-"""Licenses that add nothing to another one but a notice."""
+"""Licenses that require no more than a notice."""
 
 
 def strictest(licenses: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Results of evaluations in the metadata of a card, where the Hub looks for them: `model-index`."""
+"""Evaluation results in the metadata of a card, where the Hub looks for them: `model-index`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from huggingface_hub import EvalResult, ModelCard
 from coram_hf.report.eval_results import EvalResults, Result
 
 MARK = "coram_scorer"
-"""The argument of a metric by which a result of ours is known again."""
+"""The metric argument that marks a result as ours."""
 
 
 def with_results(text: str, found: EvalResults | None) -> str:
-    """A card with these results in place of earlier ones of ours; other people's results stay."""
+    """A card with these results in place of our earlier ones; results from elsewhere are kept."""
     if found is None and MARK not in text:
         return text
     card = ModelCard(text)

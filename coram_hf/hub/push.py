@@ -1,4 +1,4 @@
-"""To the Hub in one commit with weights, tokenizer, card and report; and a report back from there."""
+"""Push a merged folder to the Hub in one commit, and load reports from there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from coram_hf.report.merge_report import REPORT_NAME, file_hashes
 
 CARD = "README.md"
 STALE = ["*.safetensors", "*.safetensors.index.json", "pytorch_model*", EVAL_NAME]
-"""Weights of an earlier push, and what they got, which would lie beside those of this one."""
+"""Weights and scores of an earlier push, which must not remain beside the new ones."""
 
 ADVICE = {
-    401: "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
-    403: "the token may not write there; check its permissions and the name of the repository",
-    409: "somebody else changed the repository at the same time; push again",
+    401: "log in with `hf auth login`, or set HF_TOKEN to a token with write access",
+    403: "the token has no write access there; check its permissions and the name of the repository",
+    409: "someone else changed the repository at the same time; push again",
 }
 
 
@@ -39,9 +39,9 @@ def push_folder(
 ) -> str:
     """Upload a merged folder in one commit, and return the address of the commit or pull request.
 
-    The folder must be whole: the hashes in its report are checked first. A card that was edited, here or on
-    the Hub, keeps everything but our marked section; a `fresh` one was only just made, and only the Hub's
-    counts. Files that an interrupted push has left on the Hub are not sent again.
+    The hashes in the folder's report are verified first. A card that was edited, here or on the Hub, keeps
+    everything but our marked section; `fresh` says that the local card has just been made, so that only edits
+    on the Hub count. Files that an interrupted push has already uploaded are not sent again.
     """
     folder = Path(folder)
     report = check_whole(folder)
@@ -66,30 +66,32 @@ def push_folder(
         raise CoramError(f"cannot push to {repo_id!r}: {_hidden(str(error), token)}") from None
     except CoramError:
         raise
-    except Exception as error:  # connections fail in many ways; a second push goes on where this one was
+    except Exception as error:  # connections fail in many ways; a second push resumes
         why = _hidden(f"{type(error).__name__}: {error}", token)
-        raise CoramError(f"cannot push to {repo_id!r}: {why}; push again to go on") from None
+        raise CoramError(f"cannot push to {repo_id!r}: {why}; push again to resume") from None
     return str(getattr(commit, "pr_url", None) or commit.commit_url)
 
 
 def check_whole(folder: Path) -> MergeReport:
-    """The report of a merged folder, once every weight file is as the report says."""
+    """The report of a merged folder, after its weight files are verified."""
     if not (folder / REPORT_NAME).is_file():
         raise CoramError(f"{folder} holds no {REPORT_NAME}: it is not a merge of coram_hf")
     report = MergeReport.load(folder)
     if not report.files:
-        raise CoramError(f"{folder / REPORT_NAME} has no hashes of the weights")
+        raise CoramError(f"{folder / REPORT_NAME} has no hashes of the weights; merge again")
     if not (folder / "config.json").is_file():
-        raise CoramError(f"{folder} lacks config.json: it is not whole")
+        raise CoramError(f"{folder} lacks config.json, so it is incomplete; merge again")
     found = file_hashes(folder)
     for name, expected in report.files.items():
         if name not in found:
-            raise CoramError(f"{folder} lacks {name}: it is not whole")
+            raise CoramError(f"{folder} lacks {name}, so it is incomplete; merge again")
         if found[name] != expected:
-            raise CoramError(f"{folder / name} is not what was merged: its size or sha256 has changed")
+            raise CoramError(
+                f"{folder / name} is not what was merged: its size or sha256 has changed; merge again"
+            )
     extra = sorted(set(found) - set(report.files))
     if extra:
-        raise CoramError(f"{folder} has {extra[0]}, which is not part of the merge")
+        raise CoramError(f"{folder} has {extra[0]}, which is not part of the merge; move or delete it")
     return report
 
 
@@ -111,7 +113,7 @@ def load_report(source: str | Path, *, revision: str | None = None, token: str |
 
 
 def _stale(api: HfApi, repository: str, revision: str | None, folder: Path) -> list[str]:
-    """Weights of an earlier push at the top of the repository, which would lie beside those of this one."""
+    """Files of an earlier push at the top of the repository that this one does not replace."""
     try:
         names = api.list_repo_files(repository, revision=revision)
     except HfHubHTTPError:
@@ -123,7 +125,7 @@ def _stale(api: HfApi, repository: str, revision: str | None, folder: Path) -> l
 def _renew_card(
     api: HfApi, folder: Path, repository: str, revision: str | None, report: MergeReport, fresh: bool
 ) -> None:
-    """Keep what people have written into the card in the folder, or else into the one on the Hub."""
+    """Update the card in the folder, keeping what was written into it, or else into the one on the Hub."""
     path = folder / CARD
     text = "" if fresh else edited_card(path, folder)
     text = text or _remote_edited(api, repository, revision)
@@ -134,7 +136,7 @@ def _renew_card(
 
 
 def _remote_edited(api: HfApi, repository: str, revision: str | None) -> str:
-    """The card on the Hub, if there is one that is not just as we made it."""
+    """The text of the card on the Hub if it was edited, else ""."""
     found = {}
     for name in (CARD, REPORT_NAME):
         try:
@@ -156,6 +158,6 @@ def _explain(what: str, error: HfHubHTTPError, token: str | None) -> str:
 
 
 def _hidden(text: str, token: Any) -> str:
-    """A message without the token, in one line."""
+    """A message on one line, without the token."""
     line = " ".join(text.split())
     return line.replace(token, "***") if isinstance(token, str) and token else line

@@ -1,4 +1,4 @@
-"""Text from file names and from other people's cards, made harmless."""
+"""Text from file names and from other people's cards, escaped for Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 SPECIAL = re.compile(r"[&<>\"'`*_{}\[\]()#|~!\\$@^]|https?:")
 VISIBLE = 200
-"""Characters of one name that a card shows."""
+"""Longest name that a card shows, in characters."""
 
 
 def inline(value: object) -> str:
-    """A value as plain text in Markdown, in a table cell or in HTML: nothing of it is markup."""
+    """A value as plain text in Markdown, in a table cell or in HTML: any markup in it is escaped."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     if len(text) > VISIBLE:
         text = f"{text[: VISIBLE - 3]}..."
@@ -18,7 +18,7 @@ def inline(value: object) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for a reader."""
+    """A number to `digits` significant digits, or "not defined"."""
     return "not defined" if value is None else f"{value:.{digits}g}"
 
 

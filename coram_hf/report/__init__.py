@@ -1,4 +1,4 @@
-"""What a merge has to say about itself."""
+"""Plans and reports: what a merge will do, and what it did."""
 
 from coram_hf.report.merge_report import MergeReport, library_versions
 from coram_hf.report.plan import MergePlan

@@ -1,4 +1,4 @@
-"""Plans and reports from what a merge knows of itself."""
+"""Build the plan and the report of a merge."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def build_plan(
     survey: Survey,
     carrying: Sequence[str] = (),
 ) -> MergePlan:
-    """What is known before merging; kappa and lambda only of a method that amplifies.
+    """The plan of a merge; kappa and lambda only for a method that amplifies.
 
-    `carrying`: lines that would carry what this one leaves at the base.
+    `carrying`: lines that would also merge what this one leaves at the base.
     """
     residual = [name for name in inputs.outside if name in names]
     amplifies = any(how.amplified for how in names.values())
@@ -35,7 +35,7 @@ def build_plan(
     if carrying and share > 0:
         left_behind.append(
             f"{share:.1%} of the experts' update norm lies outside the target matrices and stays at the "
-            f"base; the lines {', '.join(carrying)} would carry it"
+            f"base; the lines {', '.join(carrying)} merge it as well"
         )
     return MergePlan(
         line=label,

@@ -1,7 +1,7 @@
-"""What the figures show: series, grids, labels and ranges, which SVG and PNG draw alike.
+"""What the figures show: series, grids, labels and ranges, for SVG and PNG alike.
 
 A damaged weight makes numbers that no axis can hold, such as D = 1e300. They are drawn at the end of an axis,
-and their labels tell what they are.
+and their labels give the true value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAPER_BASES = {
     "Llama-3.1-8B": 3.5,
     "Gemma-2-9B": 16.0,
 }
-"""D of the bases on which the paper has calibrated its rule."""
+"""D of the bases on which the paper calibrated its rule."""
 
 PAPER_KAPPA = {
     "Qwen2.5-VL-7B": (1.01, 1.16),
@@ -43,7 +43,7 @@ Numbers = Mapping[str, Any]
 
 
 def drawable(value: float | str | None) -> float | None:
-    """A number between SMALLEST and LARGEST in size, or 0; "inf" is how JSON has infinity, NaN is nothing."""
+    """The value as 0 or with a size from SMALLEST to LARGEST; reads JSON's "inf", and is None for NaN."""
     number = math.nan if value is None else float(value)
     if math.isnan(number):
         return None
@@ -51,12 +51,12 @@ def drawable(value: float | str | None) -> float | None:
 
 
 def on_axis(D: float) -> float:
-    """A dispersion, or a threshold of it, where an axis can show it."""
+    """A dispersion, or a threshold of it, limited to what an axis can show."""
     return min(max(D, 1 / FARTHEST), FARTHEST)
 
 
 class Spot(NamedTuple):
-    """A matrix on a map: its column, row and value, and what it tells when asked."""
+    """A matrix on a map: its column, row and value, and its tooltip."""
 
     x: int
     y: int
@@ -104,7 +104,7 @@ def conflict_map(numbers: Numbers, title: str) -> HeatMap:
 
 
 def size_range(maps: Sequence[HeatMap]) -> tuple[float, float]:
-    """From the smallest to the largest positive value, at least a factor of two apart."""
+    """The smallest and the largest positive value, at least a factor of two apart."""
     positive = [spot.value for one in maps for spot in one.spots if spot.value]
     low = min(positive, default=1.0)
     return low, max(*positive, 2 * low) if positive else 2.0
@@ -140,7 +140,7 @@ class Swept(NamedTuple):
 
 
 class Here(NamedTuple):
-    """This merge among the paper's bases: where it is drawn, its label, and what it tells when asked."""
+    """This merge among the paper's bases: where it is drawn, its label and its tooltip."""
 
     D: float
     kappa: float
@@ -149,7 +149,7 @@ class Here(NamedTuple):
 
 
 class KappaChart(NamedTuple):
-    """kappa against D; rule: where it starts, where it changes, where the axis ends."""
+    """kappa against D; rule: the points where it starts, where it changes and where the axis ends."""
 
     bases: list[Swept]
     rule: list[tuple[float, float]]
@@ -183,12 +183,12 @@ def this_merge(D: float) -> str:
 
 
 def dispersion_ticks(D: float) -> list[int]:
-    """1, 2, 5, 10, ... up to the decade of D and of the paper's bases; powers of ten alone for a large D."""
+    """1, 2, 5, 10, ... up to the decade of D and of the paper's bases; only powers of ten for a large D."""
     largest = max(D, *PAPER_BASES.values())
     digits = (1, 2, 5) if largest < 1000 else (1,)
     return [digit * 10**power for power in range(math.ceil(math.log10(largest))) for digit in digits]
 
 
 def power_of_ten(exponent: float) -> float:
-    """10^exponent, short of overflow."""
+    """10^exponent, limited so that it does not overflow."""
     return 10.0 ** min(exponent, 300.0)

@@ -15,7 +15,7 @@ BLUE, RED, GREY = "#4477aa", "#cc3311", "#888888"
 
 
 def draw_figures(numbers: Numbers, folder: Path) -> list[Path]:
-    """Draw every figure of the page into a folder, and return their paths."""
+    """Draw every figure of the page into a folder, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in FIGURES]
     for path, draw in zip(paths, FIGURES.values(), strict=True):
@@ -89,7 +89,7 @@ def _angles(numbers: Numbers, figure: Any) -> None:
 
 
 def _conditions(numbers: Numbers, figure: Any) -> None:
-    """Histograms of condition numbers, by way of slicing."""
+    """Histograms of condition numbers, by kind of slicing."""
     figure.set_size_inches(6, 3)
     axes = figure.subplots()
     for way, at in numbers["audit"]["condition"].items():
@@ -111,7 +111,7 @@ FIGURES: dict[str, Callable[[Numbers, Any], None]] = {
 
 
 def _maps(figure: Any, maps: Sequence[HeatMap], title: str, **style: Any) -> None:
-    """Heat maps of the same matrices below each other, with one colour bar."""
+    """Heat maps of the same matrices, one below the other, with one colour bar."""
     layers, modules = maps[0].layers, maps[0].modules
     figure.set_size_inches(min(12.0, 3.5 + 0.22 * len(layers)), 0.6 + len(maps) * (0.7 + 0.2 * len(modules)))
     every = figure.subplots(len(maps), 1, squeeze=False)[:, 0]

@@ -1,4 +1,4 @@
-"""eval_results.json: what a saved model got on tasks, and which weights that was."""
+"""eval_results.json: the scores of a saved model, and the weights that were scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVAL_NAME = "eval_results.json"
 
 @dataclass(frozen=True)
 class Result:
-    """One number that a model got on a task: its metric, value, standard error, and number of questions."""
+    """One score of a model on a task: metric, value, standard error, number of questions, scorer."""
 
     task: str
     metric: str
@@ -35,7 +35,7 @@ class EvalResults:
 
     @classmethod
     def load(cls, folder: Path, files: dict[str, Any]) -> EvalResults | None:
-        """The results in a folder, if they are those of these weights."""
+        """The results in a folder; None if there are none for these weights."""
         try:
             found = json.loads((folder / EVAL_NAME).read_text(encoding="utf-8"))
             results = tuple(Result(**values) for values in found["results"])
@@ -44,7 +44,7 @@ class EvalResults:
             return None
 
     def replaced(self, results: Iterable[Result]) -> EvalResults:
-        """With these results in place of earlier ones of the same tasks."""
+        """A copy with these results in place of earlier ones of the same tasks."""
         new = tuple(results)
         tasks = {result.task for result in new}
         kept = tuple(result for result in self.results if result.task not in tasks)

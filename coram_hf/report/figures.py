@@ -1,4 +1,4 @@
-"""Figures as PNG files: how they are made, and the one of every merge, r_i and D among the paper's bases."""
+"""PNG figures: shared helpers, and the figure of every merge (r_i, and D among the paper's bases)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 FIGURE = Path("figures") / "updates.png"
 LABEL = 40
-"""Characters of a name beside a bar."""
+"""Longest name beside a bar, in characters."""
 
 
 def preload() -> None:
-    """Import matplotlib, which takes longer than drawing, beside other work."""
+    """Import matplotlib, which takes longer than drawing; call it while other work runs."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
 
 
 def new_figure(**settings: Any) -> Any:
-    """An empty figure that no window shows."""
+    """An empty figure that opens no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -36,7 +36,7 @@ def new_figure(**settings: Any) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a PNG that does not name the version of matplotlib, so that equal figures are equal files."""
+    """Write a PNG without matplotlib's version, so that equal figures are equal files."""
     figure.savefig(path, format="png", metadata={"Software": None})
 
 
@@ -85,5 +85,5 @@ def _draw_dispersion(axes: Any, report: MergeReport) -> None:
 
 
 def plain_label(name: str) -> str:
-    """A name as plain text for matplotlib, which reads dollars as mathematics."""
+    """A name as plain text for matplotlib, which reads dollar signs as math."""
     return readable(name, LABEL).replace("$", r"\$")

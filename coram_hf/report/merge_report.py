@@ -21,7 +21,7 @@ from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
 
 NOTABLE_ROUNDING = 0.25
-"""Share of the update's norm above which a loss by rounding is worth a warning."""
+"""A warning is given if rounding loses more than this share of the update's norm."""
 
 logger = logging.getLogger("coram_hf")
 
@@ -34,7 +34,7 @@ MEASURED = (
     "orthogonality_errors",
     "adapter_errors",
 )
-"""Fields that hold numbers by name."""
+"""Fields that map names to numbers."""
 
 LIBRARIES = (
     "coram-hf",
@@ -50,19 +50,19 @@ LIBRARIES = (
 
 @dataclass(frozen=True, repr=False)
 class MergeReport(Shown):
-    """What was merged, how its amplitude was chosen, and what happened on the way.
+    """What was merged, how its amplitude was chosen, and what happened during the merge.
 
     method: "coram" or the name of a baseline; line: the paper's name of the configuration.
     config: every option of the method. Lambda, kappa and the slice height are CORAM's alone.
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given", where
-    lambda was set by hand and kappa had no part in it.
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (lambda
+    was set by hand, and kappa was not used).
     counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
-    outside_share: per expert, the norm of its update outside the targets over that of all its update;
-    left_at_base: the same for all experts together, as far as it was left at the base.
-    rounding_loss: |error of rounding to the model's dtype| / |update|, over all that was written.
+    outside_share: per expert, the norm of its update outside the targets over that of its whole update;
+    left_at_base: this share over all experts together, as far as it stayed at the base.
+    rounding_loss: |error of rounding to the model's dtype| / |update|, over all written tensors.
     expert_kinds: "full", or the PEFT type of an adapter.
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
     adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
@@ -71,7 +71,7 @@ class MergeReport(Shown):
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by group of modules.
     worst_condition: the largest condition number of a slice of the base that has a frame.
-    model_class: of the result; dtype, options: as asked for; files: size and sha256 of the weight files.
+    model_class: of the result; dtype, options: as requested; files: size and sha256 of the weight files.
     """
 
     method: str
@@ -108,7 +108,7 @@ class MergeReport(Shown):
     adapter_errors: dict[str, float] = field(default_factory=dict)
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
-        """The report of weights whose rounding to `dtype` lost a share of the update; warns if it matters."""
+        """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
         warnings = [warning for warning in self.warnings if not warning.startswith("rounding")]
         if loss > NOTABLE_ROUNDING and dtype.itemsize < 4:
             warnings.append(
@@ -179,7 +179,7 @@ class MergeReport(Shown):
 
 
 def file_hashes(folder: Path, *, keep_cached: bool = True) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of every weight file of a folder, which may stay in the page cache or not."""
+    """Size and sha256 of every weight file in a folder; `keep_cached=False` frees their page cache."""
     paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     with ThreadPoolExecutor() as pool:
         hashes = list(pool.map(partial(_sha256, keep_cached=keep_cached), paths))

@@ -1,4 +1,4 @@
-"""Where a parameter stands in its model: which block, and which module of the block."""
+"""Where a parameter is in its model: in which block, and in which module of the block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUMBERED = re.compile(r"(?:(.*?)\.)??(\d+)\.(.+)")
 
 
 class Place(NamedTuple):
-    """A layer and a module, as a reader calls them; parameters outside of any block have no layer."""
+    """A layer and a module, named for a reader; parameters outside the blocks have no layer."""
 
     layer: str
     module: str
@@ -20,7 +20,7 @@ def places(names: Iterable[str]) -> dict[str, Place]:
     """The places of some parameters, by the shortest names that tell them apart.
 
     A layer is its number, after the name of its stack where there are several (encoder and decoder); a module
-    is the last part of its name, or as many as it takes where modules of one layer share it.
+    is the last part of its name, or as many parts as it takes to tell the modules of a layer apart.
     """
     parts = {name: _parts(name) for name in names}
     stacks = {stack for stack, number, _ in parts.values() if number}
@@ -36,7 +36,7 @@ def places(names: Iterable[str]) -> dict[str, Place]:
 
 
 def _clashes(parts: Iterable[tuple[str, str, str]], length: Mapping[str, int]) -> set[str]:
-    """Modules that share a name with another one of their layer, and could have a longer one."""
+    """Modules whose name is that of another one in their layer, and can still be made longer."""
     holders: dict[tuple[str, str, str], set[str]] = {}
     for stack, number, module in parts:
         holders.setdefault((stack, number, _last(module, length[module])), set()).add(module)

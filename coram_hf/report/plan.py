@@ -11,11 +11,11 @@ from coram_hf.report.tables import Facts, Shown, Table
 
 @dataclass(frozen=True, repr=False)
 class MergePlan(Shown):
-    """The parameters by their fate, and what the experts' update norms decide.
+    """What becomes of every parameter, and what follows from the experts' update norms.
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
     equals the base (`dispersion` is infinite), and `scale="c_rms"` is measured during the merge.
-    `tied` maps further names of tied parameters to the one under which they are merged.
+    `tied` maps the other names of a tied parameter to the name under which it is merged.
     """
 
     line: str
@@ -36,7 +36,7 @@ class MergePlan(Shown):
 
     @property
     def parameter_counts(self) -> dict[str, int]:
-        """How many numbers are target, residual and kept, and how many of them have a tied second name."""
+        """How many parameters are target, residual and kept, and how many have a tied second name."""
         parts = self._parts | {"tied": tuple(self.tied.values())}
         return {part: sum(self.sizes[name] for name in names) for part, names in parts.items()}
 

@@ -33,7 +33,7 @@ def module_group(name: str) -> str:
 
 @dataclass(frozen=True)
 class Retained:
-    """Squared norms by parameter: of the merged update (0 where it is missing), and of every expert's."""
+    """Squared norms by parameter: of the merged update (0 if missing), and of every expert's update."""
 
     moved: Mapping[str, float]
     updates: Mapping[str, Sequence[float]]
@@ -41,7 +41,7 @@ class Retained:
     def by_group(self) -> dict[str, float]:
         """r_group = |W_merge - W_0| / RMS_i |W_i - W_0| over all tensors of a group.
 
-        Groups on which no expert moved are left out.
+        Groups that no expert changed are left out.
         """
         merged = dict.fromkeys(GROUPS, 0.0)
         experts = dict.fromkeys(GROUPS, 0.0)

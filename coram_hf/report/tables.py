@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 WIDTH = 100
-"""Columns of a `repr`."""
+"""Width of a `repr`, in columns."""
 PIPE = 160
-"""Columns of what is printed into a pipe."""
+"""Width of what is printed into a pipe, in columns."""
 HEAD, EXPERT, WARNING = 40, 40, 600
-"""Characters of a column's head, of an expert's name and of a warning."""
+"""Longest column head, expert name and warning, in characters."""
 
 
 class Table(NamedTuple):
-    """Rows of names and numbers, None where a number is not defined; without a header, facts by name."""
+    """Rows of names and numbers (None: not defined); without a header, pairs of a name and a value."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
     def rich(self, longest: int = VISIBLE) -> RichTable:
-        """For a terminal, without the title; names in the first column are cut at `longest` characters."""
+        """A rich table without the title; names in the first column are cut at `longest` characters."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -44,7 +44,7 @@ class Table(NamedTuple):
         return table
 
     def html(self) -> str:
-        """Without a style of its own, which a notebook gives it; every cell is escaped."""
+        """An HTML table without a style, which the notebook adds; every cell is escaped."""
         if not self.header:
             facts = (f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.rows)
             return f"<table>{''.join(facts)}</table>"
@@ -54,7 +54,7 @@ class Table(NamedTuple):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def markdown(self) -> str:
-        """The header and rows as they are: the cells must be text that is harmless already."""
+        """A Markdown table; the cells must be text that is already escaped."""
         lines = [self.header, ["---"] * len(self.header), *self.rows]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -68,7 +68,7 @@ class Facts(NamedTuple):
     warnings: Sequence[str]
 
     def rich(self) -> RichTable:
-        """The tables and the warnings below each other."""
+        """The tables and the warnings, one below the other."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -114,12 +114,12 @@ class Shown(ABC):
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table without a title; the cells must be harmless already."""
+    """A Markdown table without a title; the cells must be already escaped."""
     return Table("", header, list(rows)).markdown()
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables with their titles on a terminal, or into a pipe."""
+    """Print tables with their titles, to a terminal or into a pipe."""
     from rich.console import Console
     from rich.text import Text
 

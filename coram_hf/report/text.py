@@ -1,4 +1,4 @@
-"""Names and numbers for a reader."""
+"""Names and numbers as text for a reader."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 VISIBLE = 80
-"""Characters of a name that a report shows."""
+"""Longest name that a report shows, in characters."""
 
 
 def readable(name: object, limit: int = VISIBLE) -> str:
-    """A name without characters that cannot be printed, cut where it is too long."""
+    """A name without unprintable characters, cut at `limit`."""
     text = "".join(c if c.isprintable() else " " for c in str(name))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def show(value: object) -> str:
-    """A value for a table: numbers to four digits, nothing as a dash."""
+    """A value for a table: numbers to four digits, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -35,7 +35,7 @@ def json_values(value: Any) -> Any:
 
 
 def numbers_again(value: Any) -> Any:
-    """Numbers that `json_values` has made strings, alone or in a mapping."""
+    """The inverse of `json_values` for a single value or a mapping: its strings as numbers."""
     if isinstance(value, Mapping):
         return {key: numbers_again(item) for key, item in value.items()}
     return float(value) if value in ("inf", "-inf", "nan") else value

@@ -92,7 +92,7 @@ def tables() -> str:
                 for name, found in made.items()
             ],
         ),
-        f"\n### The experts, percent right of {questions} held-out questions a task\n",
+        f"\n### The experts, percent right of {questions} held-out questions per task\n",
         table(
             ["", *EVEN],
             [[name, *(f"{100 * row[task]['value']:.0f}" for task in EVEN)] for name, row in rows.items()],

@@ -288,7 +288,7 @@ def test_a_dry_run_writes_nothing(suite, monkeypatch):
     assert run.returncode == 0, run.stderr
     assert "disk: 0.00 GB" in run.stdout
     assert "memory: about" in run.stdout
-    told = re.search(r"time: about ([\d.]+) h, with the start of the program", run.stdout)
+    told = re.search(r"time: about ([\d.]+) h, including startup", run.stdout)
     assert 50 <= float(told[1]) < 60
     assert not (suite / "out").exists()
     assert not list(suite.glob(".out*"))

@@ -284,7 +284,7 @@ def test_models_in_memory_are_never_taken_for_others(suite, counted, tmp_path):
         run_sweep(base, experts, output=tmp_path, tokenizer=tiny_tokenizer(), **given)
         assert counted["scores"] == 2 * 3
     counted["merges"] = 0
-    with pytest.raises(CoramError, match="no tokenizer beside the base"):
+    with pytest.raises(CoramError, match="the base has no tokenizer"):
         run_sweep(base, experts, **given)
     assert counted["merges"] == 0
 
@@ -373,7 +373,7 @@ def test_bad_ranges(suite, text, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tasks": []}, "name at least one"),
+        ({"tasks": []}, "pass at least one"),
         ({"tasks": ["nowhere.jsonl"]}, "nowhere.jsonl"),
         ({"baselines": ["tise"]}, "unknown baseline 'tise'; did you mean 'ties'"),
         ({"limit": 0}, "limit must be a positive number"),
@@ -390,7 +390,7 @@ def test_bad_options_are_named_before_any_work(suite, counted, tmp_path, options
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "name at least one"),
+        ([], "pass at least one"),
         (["full", "full"], "'full' is given twice"),
         (["ful"], "unknown branch or conflict mode 'ful'"),
         ([CoramConfig(lam=2.0)], "has lam=2"),
@@ -427,7 +427,7 @@ def test_from_the_command_line(suite, whole, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lambda", "3:1:0.1"], "stop must not be below start"),
+        (["--lambda", "3:1:0.1"], "expected start <= stop and step > 0"),
         (["--lambda", "1", "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--lambda", "1", "--line", "ful"], "unknown branch or conflict mode 'ful'"),
         (["--lambda", "1", "--baseline", "tise"], "did you mean 'ties'"),
@@ -453,5 +453,5 @@ def test_losses_are_no_scores():
     class Loss:
         name, lower_is_better = "perplexity", True
 
-    with pytest.raises(ValueError, match="'perplexity' is measured by a number of which less is better"):
+    with pytest.raises(ValueError, match="'perplexity' has a lower-is-better metric"):
         check_scores([Loss()])

@@ -119,5 +119,5 @@ def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):
     assert run.returncode == 2
     assert "its size or sha256 has changed" in run.stderr
     shard.unlink()
-    assert "is not whole" in coram_hf("push", merged, "me/x").stderr
+    assert "is incomplete" in coram_hf("push", merged, "me/x").stderr
     assert "no coram_report.json" in coram_hf("push", tmp_path / "base", "me/x").stderr

@@ -96,7 +96,7 @@ def test_a_new_section_is_in_the_numbers_and_on_the_page(models, monkeypatch):
 
 
 def test_only_retention_needs_merged_models(models):
-    with pytest.raises(CoramError, match="retention is that of merged models"):
+    with pytest.raises(CoramError, match="retention is measured on merged models"):
         diagnose(*models, only=["retention"], progress=False)
     assert diagnose(*models, only=["retention", "conflict"], progress=False)["retention"] == {}
 
@@ -120,4 +120,4 @@ def test_merged_is_repeated():
         text=True,
         check=True,
     )
-    assert "may be given several times" in " ".join(run.stdout.split())
+    assert "may be repeated" in " ".join(run.stdout.split())

@@ -1,6 +1,6 @@
-"""Diagnostics of the paper: each a function on sources, all from one walk over the weights.
+"""The paper's diagnostics: one function for each, and all of them from one walk over the weights.
 
-The command line reads the sections' help from here, so torch is imported when something is measured.
+The command line reads the sections' help from here, so torch is imported only when something is measured.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def diagnose(
     only: Collection[str] | None = None,
     **options: Unpack[MergeOptions],
 ) -> dict[str, Any]:
-    """All numbers of a report, or those of some sections, as JSON values.
+    """All numbers of a report, or those of the sections in `only`, as JSON values.
 
-    `config` is the merge that they are about; `merged` are models, folders or Hub ids that came out of any
-    method, for retention. Weights are read once, a few chunks at a time.
+    `config` describes the merge in question; `merged` are models, folders or Hub ids of merges by any method,
+    for retention. Weights are read once, a few chunks at a time.
     """
     from coram_hf.execution.opening import open_here
     from coram_hf.report.diagnostics.findings import walk
@@ -48,7 +48,7 @@ def diagnose(
     asked = [section for name, section in SECTIONS.items() if name in names]
     if asked and all(section.merged for section in asked) and not merged:
         raise CoramError(
-            f"{asked[0].name} is that of merged models: name at least one, with merged= or --merged"
+            f"{asked[0].name} is measured on merged models; pass at least one with merged= or --merged"
         )
     config = config or CoramConfig()
     inputs = open_here(base, experts, options, config.target_modules)
@@ -94,7 +94,7 @@ def contraction(
 def branches(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:
-    """Size and direction of the update that every subset of the factors makes."""
+    """Size and direction of the update that each subset of the factors makes."""
     return _alone("branches", base, experts, config, options)
 
 
@@ -140,14 +140,14 @@ def _alone(
 
 
 def write_json(numbers: Mapping[str, Any], path: str | Path) -> None:
-    """Write the numbers of a report."""
+    """Write the numbers of a report to a JSON file."""
     from coram_hf.outputs.files import write_whole
 
     write_whole(Path(path), json.dumps(numbers, indent=2, allow_nan=False) + "\n")
 
 
 def _open_merged(base: ModelSource, merged: ModelSources, options: MergeOptions) -> Inputs:
-    """Merged models beside the base, checked as experts are."""
+    """Open merged models beside the base, checked as experts are."""
     from coram_hf.inputs.opening import open_inputs
 
     told: Any = {key: options[key] for key in ("trust_remote_code", "allow_pickle") if key in options}
@@ -158,7 +158,7 @@ def _open_merged(base: ModelSource, merged: ModelSources, options: MergeOptions)
 
 
 def _matrices(findings: Findings) -> dict[str, dict[str, Any]]:
-    """What is known of every target by itself."""
+    """The numbers of every single target."""
     return {
         name: {
             **findings.places[name]._asdict(),

@@ -1,4 +1,4 @@
-"""Means, quantiles and histograms of what the walk has collected of every slice."""
+"""Means, quantiles and histograms of what the walk has collected from every slice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rotation_log(errors: Sequence[Tensor], angles: Sequence[Tensor]) -> dict[str
 
 
 def conditioning(conditions: Mapping[str, Sequence[Tensor]]) -> dict[str, dict[str, Any]]:
-    """Quantiles of condition numbers by way of slicing, and histograms of their log10 with shared edges.
+    """Quantiles of condition numbers by kind of slicing, and histograms of their log10 with shared edges.
 
     A slice whose condition number is infinite is rank-deficient; it is counted, and left out of the rest.
     """

@@ -28,7 +28,7 @@ from coram_hf.report.places import Place, places
 class Findings:
     """What the walk has found: the anatomy of every target, and |W_merge - W_0|^2 of merged models.
 
-    Sections read properties of the findings only; where these come from is known here.
+    Sections only read it, and need not know where its numbers come from.
     """
 
     inputs: Inputs
@@ -49,7 +49,7 @@ class Findings:
         return Strength.of(self.config, len(self.inputs.experts))
 
     def models(self) -> dict[str, Any]:
-        """Which merge it is: its line, the models and their size, and what the user should know of them."""
+        """The merge in question: its line, the models, their size, and warnings about them."""
         inputs = self.inputs
         return {
             "line": self.config.line,
@@ -65,7 +65,7 @@ class Findings:
 
     @cached_property
     def whole(self) -> Anatomy:
-        """All targets together."""
+        """The anatomy of all targets together."""
         return together(self.targets.values())
 
     @cached_property
@@ -74,7 +74,7 @@ class Findings:
         return places(self.targets)
 
     def by_layer(self) -> dict[str, Anatomy]:
-        """The targets of each layer together."""
+        """The anatomy of the targets of each layer together."""
         layers: dict[str, list[Anatomy]] = {}
         for name, anatomy in self.targets.items():
             layers.setdefault(self.places[name].layer, []).append(anatomy)
@@ -125,7 +125,7 @@ def walk(
     entries: bool = True,
     progress: bool = True,
 ) -> Findings:
-    """Read every target once, and with merged models all other floating tensors, too.
+    """Read every target once; with merged models, all other floating tensors too.
 
     A NaN or infinity is an error that names the model and the tensor.
     """

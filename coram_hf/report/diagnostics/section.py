@@ -17,7 +17,7 @@ Numbers = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Section:
-    """One diagnostic. The command line reads its help, so its module imports torch or numpy on use only.
+    """One diagnostic. The command line reads its help, so its module imports torch and numpy only on use.
 
     numbers: what `diagnose` has under the section's name; extras: what it adds under other names.
     tables: for the page and the terminal, from the numbers of a diagnosis that has this section.

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no network, no other file."""
+"""The report as one self-contained HTML page: no network, no other files."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SECTIONS = {
     "conflict": "Conflict",
     "matrices": "Matrices",
 }
-"""The parts of the page by their ids, as the template has them."""
+"""The sections of the page, by their ids in the template."""
 INSIDE = {"threshold": "dispersion"}
-"""Diagnostics that are shown in the part of another one."""
+"""Diagnostics that are shown in the section of another one."""
 
 
 def render_page(numbers: Mapping[str, Any]) -> str:
-    """The page of a whole diagnosis; everything in it that comes from a name is escaped."""
+    """The page of a complete diagnosis; all names in it are escaped."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,

@@ -12,7 +12,7 @@ from coram_hf.report.text import show
 
 
 class Cell(NamedTuple):
-    """A matrix on a map: its column and row, its shade in percent, its tone, and what it tells when asked."""
+    """A matrix on a map: its column and row, its shade in percent, its tone and its tooltip."""
 
     x: int
     y: int
@@ -59,7 +59,7 @@ def shaded(found: HeatMap, shade: Shade) -> Shaded:
 
 
 def log_shade(maps: Sequence[HeatMap]) -> tuple[Shade, Legend]:
-    """From the smallest to the largest value of some maps by their logarithm."""
+    """Shades on a log scale, from the smallest to the largest value of the maps, and their legend."""
     low, high = size_range(maps)
 
     def shade(value: float) -> tuple[str, int]:
@@ -69,7 +69,7 @@ def log_shade(maps: Sequence[HeatMap]) -> tuple[Shade, Legend]:
 
 
 def share_shade(found: HeatMap) -> tuple[Shade, Legend]:
-    """From none to the largest share."""
+    """Shades from 0 to the largest share, and their legend."""
     high = max((spot.value for spot in found.spots if spot.value), default=1.0)
     return (lambda value: ("heat", round(100 * value / high))), Legend("0", show(high))
 
@@ -78,12 +78,12 @@ RETENTION_LEGEND = Legend(f"{RETENTION_RANGE[0]:g}", f"{RETENTION_RANGE[1]:g} an
 
 
 def retention_shade(value: float) -> tuple[str, int]:
-    """Pale at 1, cold below it and warm above, in full at 0 and at 2."""
+    """Pale at 1, cold below it and warm above; at full strength at 0 and at 2."""
     return ("cold" if value < 1 else "warm"), round(100 * min(1.0, abs(value - 1)))
 
 
 def bars(values: Mapping[str, float | None], longest: float | None = None) -> list[Bar]:
-    """Bars to the largest value, or to a given one."""
+    """Bars scaled to the largest value, or to `longest`."""
     sizes = {name: abs(drawable(value) or 0.0) for name, value in values.items()}
     end = longest or max((size for size in sizes.values() if size), default=1.0)
     return [Bar(name, value, round(100 * min(1.0, sizes[name] / end), 2)) for name, value in values.items()]
@@ -147,7 +147,7 @@ def kappa_figure(chart: KappaChart) -> dict[str, Any]:
 def histogram(
     found: Mapping[str, Sequence[float]], label: Callable[[float], str], *, log: bool = False
 ) -> dict[str, Any]:
-    """Bars between edges; `log` draws the logarithm of the counts, so that a thin tail is seen."""
+    """Bars between edges; `log` draws the logarithm of the counts, so that a thin tail is visible."""
     edges, counts = found["edges"], found["counts"]
     heights = [math.log10(1 + count) if log else count for count in counts]
     low, high = (edges[0], edges[-1]) if edges[-1] > edges[0] else (edges[0], edges[0] + 1)

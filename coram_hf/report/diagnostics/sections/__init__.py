@@ -1,4 +1,4 @@
-"""The sections of the diagnostics in the order of their numbers: a new one is a file and a line here."""
+"""The sections of the diagnostics, in the order of the output; a new one is a file and a line here."""
 
 from coram_hf.report.diagnostics.section import Section
 from coram_hf.report.diagnostics.sections import (

@@ -15,7 +15,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
     """The paper's table of the geometric operators.
 
     rotation_log: mean and largest |exp(log Q) - Q| / |Q| over all slices and experts, and how many rotations
-    turn by more than 3. condition: of S_0, sigma_max / sigma_min, by way of slicing; histogram: its log10.
+    turn by more than 3. condition: sigma_max / sigma_min of S_0 by kind of slicing; histogram: its log10.
     """
     from coram_hf.geometry.anatomy import CONTRAST
     from coram_hf.report.diagnostics.distributions import conditioning, rotation_log
@@ -33,7 +33,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
 
 
 def tables(numbers: Numbers) -> list[Table]:
-    """Errors of the logarithm, and condition numbers by way of slicing."""
+    """Errors of the logarithm, and condition numbers by kind of slicing."""
     log, condition = numbers["audit"]["rotation_log"], numbers["audit"]["condition"]
     keys = ("median", "p95", "max", "slices", "rank_deficient")
     return [

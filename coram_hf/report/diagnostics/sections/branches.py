@@ -20,11 +20,11 @@ SUBSETS = {
     "lr": "Q and V",
     "full": "Q, dS and V",
 }
-"""The branches in the order in which a reader compares them."""
+"""The branches, in the order of the tables."""
 
 
 def numbers(findings: Findings) -> dict[str, Any]:
-    """By subset |delta| / |delta_TA| and cos(delta, delta_TA), with delta_TA = sum_i (W_i - W_0)."""
+    """|delta| / |delta_TA| and cos(delta, delta_TA) by subset, with delta_TA = sum_i (W_i - W_0)."""
     whole = findings.whole
     task = math.sqrt(max(0.0, whole.task))
     squares, dots = findings.by_branch(whole.squares), findings.by_branch(whole.dots)
@@ -58,7 +58,7 @@ def tables(numbers: Numbers) -> list[Table]:
 
 SECTION = Section(
     "branches",
-    "Size and direction of the update that every subset of the factors makes.",
+    "Size and direction of the update that each subset of the factors makes.",
     numbers,
     tables,
     extras={"cancellation": cancellation},

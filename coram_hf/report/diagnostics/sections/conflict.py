@@ -1,4 +1,4 @@
-"""Conflict: the share of the columns of slices on which an expert works against the mean update."""
+"""Conflict: the share of slice columns on which an expert works against the mean update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
 
 
 def rate(anatomy: Anatomy) -> float:
-    """The share of flagged columns, of all experts together."""
+    """The share of flagged columns, over all experts."""
     return float(anatomy.flagged.sum()) / (anatomy.columns * len(anatomy.flagged))
 
 

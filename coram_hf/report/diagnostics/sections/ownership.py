@@ -1,4 +1,4 @@
-"""Ownership: whose update is the largest on a row, and how the experts' updates lie to each other."""
+"""Ownership: whose update is the largest on each row, and how similar the experts' updates are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def numbers(findings: Findings) -> dict[str, Any]:
     """Shares of target rows by owner, and pairwise cosine and sign agreement of the updates.
 
-    Two experts agree in sign on the share of the entries moved by both that they move in one direction.
+    Sign agreement: of the entries that both experts move, the share that they move in the same direction.
     """
     whole = findings.whole
     shares = (whole.owned.double() / whole.rows).tolist()
@@ -31,7 +31,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
 
 
 def _pairs(experts: list[str], values: Tensor) -> dict[str, dict[str, float | None]]:
-    """A value for every two experts; none where an update is zero."""
+    """A value for every pair of experts; None where an update is zero."""
     return {
         one: {
             other: value if math.isfinite(value) else None for other, value in zip(experts, row, strict=True)
