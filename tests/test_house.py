@@ -113,3 +113,103 @@ def test_no_test_uses_a_private_name():
                 yield from ((node.lineno, name) for name in names if is_private(name))
 
     assert not found_in(TEST_FILES, private)
+
+
+PACKAGE = ROOT / "coram_hf"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+FLOORS = [
+    {"errors", "config"},
+    {"geometry"},
+    {"amplitude"},
+    {"inputs"},
+    {"methods"},
+    {"outputs"},
+    {"execution"},
+    {"report"},
+    {"hub"},
+    {"result"},
+    {"merger"},
+    {"baselines"},
+    {"evaluation"},
+    {"cli", "demo"},
+]
+"""A module imports from its own floor and from those before it."""
+
+LONGEST = 300
+INTERNALS = PACKAGE / "inputs" / "internals.py"
+"""The only module that knows private names, which are those of transformers and peft."""
+
+
+def entry(path):
+    """What a module is called on the top floor of the package: its file, or the folder that it is in."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def floor(name):
+    """The number of the floor that an entry of the package is on."""
+    return next((number for number, names in enumerate(FLOORS) if name in names), None)
+
+
+def entries_imported(path, tree):
+    """The entries of the package that a module imports, by line; public names of the root are `__init__`."""
+    here = ("coram_hf", *path.relative_to(PACKAGE).with_suffix("").parts)
+    for line, module, names in imports(tree):
+        level = len(module) - len(module.lstrip("."))
+        start = here[: len(here) - level] if level else ()
+        root, *inside = (*start, *filter(None, module.lstrip(".").split(".")))
+        if root == "coram_hf":
+            known = {entry(other) for other in MODULES}
+            for name in inside[:1] or set(names) - {"__version__"}:
+                yield line, name if name in known else "__init__"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_the_floors(path):
+    name = entry(path)
+    if name in ("__init__", "__main__"):
+        pytest.skip("the front door, which leads everywhere")
+    own = floor(name)
+    assert own is not None, f"{name} is on no floor: {FLOORS}"
+    wrong = {
+        (line, other)
+        for line, other in entries_imported(path, ast.parse(path.read_text(encoding="utf-8")))
+        if (found := floor(other)) is None or found > own
+    }
+    assert not wrong
+
+
+def test_modules_are_short():
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES
+    }
+    assert not {path: length for path, length in lengths.items() if length > LONGEST}
+
+
+def literals(node):
+    """The strings in a constant, or in a collection of them."""
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+def test_only_methods_ask_which_method_it_is():
+    """Elsewhere no name of a method is compared with, in an expression or in a `match`."""
+    from coram_hf.baselines import METHODS
+
+    names = {"coram", *METHODS}
+
+    def asked(tree):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare):
+                compared = set().union(*(literals(part) for part in (node.left, *node.comparators)))
+            elif isinstance(node, ast.MatchValue):
+                compared = literals(node.value)
+            else:
+                continue
+            if compared & names:
+                yield node.lineno, ast.unparse(node)
+
+    assert not found_in([path for path in MODULES if entry(path) != "methods"], asked)
+
+
+def test_objects_keep_their_private_names():
+    assert not found_in([path for path in MODULES if path != INTERNALS], private_uses)
