@@ -39,7 +39,7 @@ def test_only_one_module_imports_what_is_not_documented(path):
 
 
 def private_attributes(path: Path) -> set[str]:
-    """Attributes such as `model._weight_conversions`; those of `self` are our own."""
+    """Underscore attributes of other objects; those of `self` are our own."""
     nodes = (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Attribute))
     foreign = (n for n in nodes if not (isinstance(n.value, ast.Name) and n.value.id == "self"))
     return {n.attr for n in foreign if n.attr.startswith("_") and not n.attr.startswith("__")}
@@ -47,5 +47,5 @@ def private_attributes(path: Path) -> set[str]:
 
 def test_only_one_module_uses_private_attributes_of_models():
     known = private_attributes(PACKAGE / "inputs" / "internals.py")
-    assert "_weight_conversions" in known
+    assert len(known) > 3
     assert not {path.name: used for path in ELSEWHERE if (used := private_attributes(path) & known)}

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coram_hf import CoramConfig, CoramMerger, compare_methods
-from coram_hf.amplitude import UpdateNorms, measure_amplitude
+from coram_hf.amplitude import Strength, UpdateNorms, choose
 from coram_hf.demo import base as demo_base
 from coram_hf.demo import run
 from coram_hf.demo.base import MODEL_ID, build_base
@@ -170,10 +170,10 @@ def test_the_rule_has_the_committed_coefficients(name):
         assert ratio == pytest.approx(size / sizes[suite.experts[0]], rel=1e-3)
     config = CoramConfig(balance=suite.balance)
     squares = {expert: size**2 for expert, size in sizes.items()}
-    amplitude = measure_amplitude(UpdateNorms(base=1e8, updates=squares), config)
+    amplitude = choose(UpdateNorms(base=1e8, updates=squares), Strength.of(config, len(sizes)))
     assert amplitude.dispersion == pytest.approx(found["dispersion"], rel=1e-3)
     assert amplitude.kappa == found["kappa"] == {"even": 1.15, "uneven": 0.5, "damp": 1.15}[name]
-    assert amplitude.coefficient(config, c_rms=None) == pytest.approx(found["rule"]["lam"])
+    assert amplitude.lam == pytest.approx(found["rule"]["lam"])
     assert (max(sizes, key=sizes.get) == HARD) == (suite.experts == UNEVEN)
 
 

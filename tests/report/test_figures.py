@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from models import fine_tuned, tiny_llama
+from helpers.models import fine_tuned, tiny_llama
 from PIL import Image
 
 from coram_hf import CoramMerger

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from models import fine_tuned, tiny_llama
+from helpers.models import fine_tuned, tiny_llama
 from rich.console import Console
 
 from coram_hf import CoramError
