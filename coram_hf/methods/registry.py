@@ -92,19 +92,20 @@ def _foreign() -> Mapping[str, EntryPoint]:
 
 def _load(point: EntryPoint) -> Entry:
     """A method of another package: an entry of the registry, or a plain function of Updates."""
-    from coram_hf.methods.baseline import Baseline
-
     try:
         found: Any = point.load()
     except Exception as error:  # other people's code
         raise CoramError(
             f"method {point.name!r} ({point.value}) cannot be loaded: {reason(error)}"
         ) from error
-    entry: Any = found if hasattr(found, "choose") else Baseline(found)
-    if entry.name != point.name:
+    if not hasattr(found, "choose"):
+        from coram_hf.methods.baseline import Baseline
+
+        found = Baseline(found)
+    if found.name != point.name:
         raise CoramError(
-            f"method {point.name!r} ({point.value}) calls itself {entry.name!r}; "
+            f"method {point.name!r} ({point.value}) calls itself {found.name!r}; "
             "name the entry point after the function"
         )
-    checked: Entry = entry
-    return checked
+    entry: Entry = found
+    return entry

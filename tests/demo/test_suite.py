@@ -190,7 +190,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not a model"):
+    with pytest.raises(ValueError, match="holds no model"):
         build_base(tmp_path)
 
 

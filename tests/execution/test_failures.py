@@ -78,7 +78,7 @@ def test_a_refusal_before_the_first_byte_leaves_nothing(suite):
 
 def test_a_damaged_weight_that_is_found_while_merging_keeps_the_work(suite):
     edit(suite / "e1" / "model.safetensors", "lm_head.weight", lambda tensor: tensor[3, 3].fill_(math.nan))
-    with pytest.raises(CoramError, match=r"'e1', tensor 'lm_head\.weight': holds NaN.*again to resume"):
+    with pytest.raises(CoramError, match=r"'e1', tensor 'lm_head\.weight': contains NaN.*again to resume"):
         merger(suite, CoramConfig(lam=1.0)).merge_to(suite / "merged")
     assert not (suite / "merged").exists()
     assert (suite / ".merged.coram" / "files").is_dir()

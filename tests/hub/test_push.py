@@ -81,7 +81,7 @@ def test_push_and_load_back(client):
 
     for part, status, advice in (
         ("/commit/", 401, "hf auth login"),
-        ("/commit/", 403, "may not write"),
+        ("/commit/", 403, "has no write access"),
         ("/commit/", 409, "push again"),
     ):
         hub.fail.append(("POST", part, status))

@@ -249,8 +249,6 @@ def test_bad_commands_are_one_line(folders, monkeypatch, arguments, message):
     [
         "--merged code --merged two=math --json {out} base math",
         "--json {out} base math --merged code --merged two=math",
-        "base math --merged code two=math --json {out}",
-        "--json {out} base math --merged=code two=math",
     ],
 )
 def test_merged_models_may_be_named_in_any_order(folders, tmp_path, monkeypatch, arguments):
