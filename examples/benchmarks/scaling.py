@@ -25,8 +25,8 @@ def merge(height: int, sources: list[str], out: str) -> dict[str, float]:
     merger = CoramMerger(sources[0], sources[1:], CoramConfig(slice_height=height), progress=False)
     with Watch() as watch:
         merger.merge_to(out)
-    engine = merger._engine
-    merged = sum(engine.models.base.original(name).numel() for name in engine.targets)
+    inputs = merger.inputs
+    merged = sum(inputs.base.original(name).numel() for name in inputs.targets)
     return {**watch.found(), "parameters": merged}
 
 

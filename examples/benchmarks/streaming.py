@@ -42,13 +42,14 @@ def kernel(sources: list[str]) -> dict[str, float]:
     from coram_hf import CoramConfig, CoramMerger
     from coram_hf.geometry import merge_rows
 
-    engine = CoramMerger(sources[0], sources[1:], progress=False)._engine
+    inputs = CoramMerger(sources[0], sources[1:], progress=False).inputs
     total, largest = 0.0, 0
-    for name in engine.models.base:
-        tensor = engine.models.base.original(name)
+    for name in inputs.base:
+        tensor = inputs.base.original(name)
         largest = max(largest, tensor.numel() * tensor.element_size())
-    for name in engine.targets:
-        base, experts = engine.models.tensors(name)
+    for name in inputs.targets:
+        parameter = inputs.parameter(name)
+        base, experts = parameter.base, parameter.experts
         for tensor in (base, *experts):
             tensor.float().sum()
         started = time.perf_counter()
