@@ -19,7 +19,7 @@ from coram_hf.execution.stream import Done, Stream, split
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.threads import thread_count
 from coram_hf.execution.workspace import Workspace, check_target
-from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.record import Record, measure
 from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, Unit, skeleton, units
@@ -126,18 +126,18 @@ class FileRunner:
             else:
                 outputs[name] = sink.unchanged(name, parameter.base)
                 floating = parameter.base.is_floating_point()
-                records.append(self._look(parameter.name) if floating else Record())
+                records.append(self._look(parameter) if floating else Record())
         return Done(records, outputs)
 
     def _only_measured(self, unit: Unit, task: Task) -> Done:
         return Done([task(self._inputs.parameter(unit[0]), None)], {})
 
     def _measure(self, phase: str, names: Sequence[str]) -> Survey:
-        records = self.each(phase, names, lambda parameter, _: self._look(parameter.name))
+        records = self.each(phase, names, lambda parameter, _: self._look(parameter))
         return Survey.of(records, self._inputs)
 
-    def _look(self, name: str) -> Record:
-        return measure(self._inputs.parameter(name), Record(), list(self._inputs.experts))
+    def _look(self, parameter: Parameter) -> Record:
+        return measure(parameter, Record(), list(self._inputs.experts))
 
     def _run(self, phase: str, share: Sequence[Unit], work: Any, sink: FolderSink | None = None) -> Any:
         """The records of all processes by parameter, in the order of the inputs."""
