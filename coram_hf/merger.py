@@ -20,10 +20,12 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
+from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.opening import open_here
+from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.resuming import workspace_of
-from coram_hf.execution.runner import MemoryRunner, Runner, Sink, merge_task
 from coram_hf.execution.survey import Survey
+from coram_hf.execution.tasks import merge_task
 from coram_hf.hub import publish_report, push_folder, write_card
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
