@@ -35,7 +35,7 @@ OpenFolder = Callable[[str, Path], Weights]
 
 
 def open_inputs(
-    base: ModelSource,
+    base: ModelSource | Weights,
     experts: ModelSources,
     options: MergeOptions,
     *,
@@ -108,8 +108,10 @@ def open_inputs(
     return with_targets(inputs, target_modules, required=need_targets)
 
 
-def _open_base(base: ModelSource, open_folder: OpenFolder) -> Weights:
-    """The weights of the base, without any adapters in it."""
+def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:
+    """The weights of the base, without any adapters in it; as they are if they are open already."""
+    if isinstance(base, Weights):
+        return base
     if isinstance(base, str | Path):
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):
