@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+from coram_hf.amplitude import effective_kappa
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
 from coram_hf.report.tables import Facts, Shown, Table
@@ -107,6 +108,11 @@ class MergeReport(Shown):
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def effective_kappa(self) -> float | None:
+        """lambda / scale, which differs from kappa where lambda was given or rounded; also in `to_dict`."""
+        return effective_kappa(self.lam, self.c_rms if self.config.get("scale") == "c_rms" else self.sqrt_n)
+
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
         warnings = [warning for warning in self.warnings if not warning.startswith("rounding")]
@@ -119,7 +125,7 @@ class MergeReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
-        plain: dict[str, Any] = json_values(asdict(self))
+        plain: dict[str, Any] = json_values({**asdict(self), "effective_kappa": self.effective_kappa})
         return plain
 
     @classmethod
@@ -153,6 +159,7 @@ class MergeReport(Shown):
                 "dispersion D": self.dispersion,
                 "kappa": self.kappa,
                 "lambda": self.lam,
+                "effective kappa": self.effective_kappa,
                 "c_RMS": self.c_rms,
                 "sqrt(N)": self.sqrt_n,
                 "merged tensors": counts.get("targets", 0) + counts.get("residual", 0),

@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM
 from coram_hf import CoramConfig, CoramError, CoramMerger, load_report
 from coram_hf.baselines import merge
 from coram_hf.hub.again import command_line, python_code
-from coram_hf.hub.card import BEGIN, END, pipeline_tag, render_card, renewed_card
+from coram_hf.hub.card import BEGIN, END, render_card, renewed_card
 from coram_hf.hub.license import strictest
+from coram_hf.hub.metadata import pipeline_tag
 from coram_hf.report.retention import module_group
 
 HOSTILE = [
