@@ -22,7 +22,7 @@ from coram_hf.outputs.lora import write_lora
 from coram_hf.outputs.model_files import save_companions
 from coram_hf.outputs.place import InMemory, write_update
 from coram_hf.report import MergeReport
-from coram_hf.report.retention import Retained
+from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
 
 
@@ -88,7 +88,7 @@ class MergeResult(Shown):
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
-            retention=self._retained.by_group(),
+            retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 
     def _check_lambda(self, lam: float) -> dict[str, Tensor]:

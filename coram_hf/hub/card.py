@@ -19,6 +19,7 @@ from coram_hf.hub.text import fenced, inline, number
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_updates
+from coram_hf.report.kinds import kind_table
 from coram_hf.report.merge_report import file_hashes
 from coram_hf.report.tables import markdown as table
 
@@ -140,7 +141,7 @@ def _section(report: MergeReport) -> str:
             parents=_parents(report),
             licenses=_license_list(report),
             counts=table(["", ""], _counts(report)),
-            retention=_retention(report),
+            kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
             options=table(["option", "value"], [(inline(k), inline(v)) for k, v in report.config.items()]),
             load=fenced(load_code(report), "python"),
@@ -215,9 +216,9 @@ def _counts(report: MergeReport) -> list[tuple[str, str]]:
     return [*rows, ("share of the update norm that was left at the base", f"{report.left_at_base:.1%}")]
 
 
-def _retention(report: MergeReport) -> str:
-    groups = list(report.retention)
-    return table(groups or ["none"], [[number(report.retention[g], 3) for g in groups] or ["-"]])
+def _kinds(report: MergeReport) -> str:
+    header, rows = kind_table(report.kinds, report.retention)[1:]
+    return table(header, [(inline(kind), *numbers) for kind, *numbers in rows])
 
 
 def _license_list(report: MergeReport) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.inputs.files import fingerprint
+from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.quantized import stored_quantized
 from coram_hf.inputs.vocabulary import Vocabulary
@@ -112,6 +113,11 @@ class Inputs:
     def model(self) -> PreTrainedModel:
         """The model of the base."""
         return self.base.model
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """What every parameter is: attention, MLP, norm and so on; see `find_kinds`."""
+        return find_kinds(self.model)
 
     @property
     def floating(self) -> tuple[str, ...]:

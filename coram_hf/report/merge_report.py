@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from coram_hf.amplitude import effective_kappa
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
+from coram_hf.report.kinds import kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
 
@@ -70,7 +71,8 @@ class MergeReport(Shown):
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
-    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by group of modules.
+    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
+    kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
     model_class: of the result; dtype, options: as requested; files: size and sha256 of the weight files.
     """
@@ -103,6 +105,7 @@ class MergeReport(Shown):
     options: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     retention: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, dict[str, int]] = field(default_factory=dict)
     worst_condition: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
@@ -166,6 +169,7 @@ class MergeReport(Shown):
                 "slices without a frame": counts.get("frameless"),
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
+                **kind_lines(self.kinds),
             },
             Table(
                 "Experts",
