@@ -18,20 +18,7 @@ from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.quantized import stored_quantized
 from coram_hf.inputs.vocabulary import Vocabulary
-from coram_hf.inputs.weights import Weights
-
-
-@dataclass(frozen=True)
-class Target:
-    """A parameter that holds one projection matrix, or a stack of them."""
-
-    name: str
-    transposed: bool = False
-
-    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Views of the parameter as (output neurons x inputs) matrices."""
-        rows = tensor.mT if self.transposed else tensor
-        return rows.unbind(0) if rows.ndim == 3 else (rows,)
+from coram_hf.inputs.weights import Target, Weights
 
 
 class Matrix(NamedTuple):

@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.inputs import Inputs, Target
+from coram_hf.inputs.weights import Target
+
+if TYPE_CHECKING:
+    from coram_hf.inputs.inputs import Inputs
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Attributes of modules and configs that give the number of experts of a mixture layer."""
