@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 Scale = Literal["sqrt_n", "c_rms"]
-Balance = Literal["damp", "equal"]
+Balance = Literal["damp", "root", "equal"]
 ComputeDtype = Literal["float64", "float32"]
 
 
@@ -65,8 +65,8 @@ Weights = Annotated[
 ]
 BalanceOption = Annotated[
     Balance | None,
-    "Rescale uneven experts first: damp shrinks those above the median update, equal brings all to the "
-    "median. Not part of the paper.",
+    "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
+    "of that factor, equal brings all to the median. Not part of the paper.",
 ]
 TargetModules = Annotated[
     str | tuple[str, ...] | None,
