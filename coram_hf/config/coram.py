@@ -13,6 +13,7 @@ from coram_hf.config.line import (
     DEFAULT_HEIGHT,
     Branch,
     Conflict,
+    Decorrelate,
     LineFields,
     Residual,
     Spread,
@@ -133,10 +134,18 @@ class CoramConfig(_Checked):
     residual: Annotated[
         Residual | None, "Merge of the non-target parameters; by default they stay at the base."
     ] = None
+    decorrelate: Annotated[
+        Decorrelate | None,
+        "Change the experts' updates first so that they use different directions: tsv by their singular "
+        "vectors, ridge by regression in the input space; lambda is then kappa * c_RMS. Not part of the "
+        "paper.",
+    ] = None
     kappa: Annotated[
         float | None, Range("(0, inf)"), "Restoration strength; by default from the dispersion D."
     ] = None
-    scale: Annotated[Scale, "Contraction scale: sqrt(N), or the measured c_RMS."] = "sqrt_n"
+    scale: Annotated[
+        Scale, "Contraction scale: sqrt(N), or the measured c_RMS, as always after decorrelation."
+    ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
     dispersion_threshold: Annotated[
         float, Range("(0, inf)"), "D at which the rule changes from kappa 1.15 to 0.5."

@@ -17,7 +17,7 @@ from coram_hf.methods.protocol import Block, How, Work
 from coram_hf.methods.residual import BY_ROWS, merge_residual
 from coram_hf.methods.updates import Updates
 
-STATED_BY_LINE = ("branch", "conflict", "spread", "residual", "slice_height")
+STATED_BY_LINE = ("branch", "conflict", "spread", "residual", "decorrelate", "slice_height")
 
 
 @dataclass(frozen=True)
