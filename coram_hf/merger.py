@@ -20,10 +20,12 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
+from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.opening import open_here
+from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.resuming import workspace_of
-from coram_hf.execution.runner import MemoryRunner, Runner, Sink, merge_task
 from coram_hf.execution.survey import Survey
+from coram_hf.execution.tasks import merge_task
 from coram_hf.hub import publish_report, push_folder, write_card
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
@@ -139,7 +141,7 @@ class Merger:
         keep = keep_update or self._strength.measures_contraction
         sink = ModelSink(new_model(inputs), inputs.targets, (amplified or list(names)) if keep else ())
         outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
-        report = self._report(outcome, sink.model.dtype)
+        report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
         updates = sink.updates if keep_update else None
         return MergeResult(sink.model, report, inputs, updates, retained(outcome.records, outcome.survey))
 
@@ -157,9 +159,10 @@ class Merger:
                 with ThreadPoolExecutor(1) as beside:
                     beside.submit(preload)
                     outcome = merge_into(run.sink(), run, self.inputs, self.method, self._strength)
-                for warning in self._plan(outcome.amplitude, outcome.survey).warnings:
+                plan = self._plan(outcome.amplitude, outcome.survey)
+                for warning in plan.warnings:
                     logger.warning(warning)
-                report = self._report(outcome, run.layout.skeleton.dtype)
+                report = self._report(outcome, plan, run.layout.skeleton.dtype)
                 if run.processes.first:
                     save_model_files(run.workspace.files, run.layout, self.inputs)
                     publish_report(report, run.workspace.files)
@@ -167,9 +170,8 @@ class Merger:
                 run.processes.wait()
         return MergeReport.load(run.target)
 
-    def _report(self, outcome: Outcome, dtype: torch.dtype) -> MergeReport:
+    def _report(self, outcome: Outcome, plan: MergePlan, dtype: torch.dtype) -> MergeReport:
         records, amplitude, survey = outcome
-        plan = self._plan(amplitude, survey)
         settings, strength = self.method.settings, self._strength
         return build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
 

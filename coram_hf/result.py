@@ -20,8 +20,7 @@ from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
 from coram_hf.outputs.lora import write_lora
 from coram_hf.outputs.model_files import save_companions
-from coram_hf.outputs.output import InMemory
-from coram_hf.outputs.place import write_update
+from coram_hf.outputs.place import InMemory, write_update
 from coram_hf.report import MergeReport
 from coram_hf.report.retention import Retained
 from coram_hf.report.tables import Facts, Shown

@@ -14,7 +14,7 @@ from coram_hf.evaluation.light import Score, Task, read_task, score
 from coram_hf.merger import CoramMerger
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
-from coram_hf.report.diagnostics import diagnose
+from coram_hf.report.diagnostics import diagnose_inputs
 from coram_hf.report.page import render_page
 from coram_hf.report.tables import markdown as table
 
@@ -33,9 +33,10 @@ def run_demo(folder: str | Path, questions: int) -> Path:
 
     merged = folder / "merged"
     print(f"merging {len(adapters)} adapters of {MODEL_ID} into {merged}")
-    report = CoramMerger(base, adapters, progress=False).merge_to(merged, overwrite=_is_ours(merged))
+    merger = CoramMerger(base, adapters, progress=False)
+    report = merger.merge_to(merged, overwrite=_is_ours(merged))
     print(f"D {report.dispersion:.2f}, so kappa {report.kappa:g} and lambda {report.lam:.3f}\n")
-    numbers = diagnose(base, adapters, merged={"CORAM": merged}, progress=False)
+    numbers = diagnose_inputs(merger.inputs, merged={"CORAM": merged}, progress=False)
     write_whole(folder / "report.html", render_page(numbers))
 
     before = _load(base)

@@ -22,6 +22,7 @@ from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.targets import with_targets
 from coram_hf.merger import Merger
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
@@ -108,7 +109,7 @@ class Bench:
         }
 
     def _merger(self, choice: Choice) -> Merger:
-        inputs = self._inputs.with_targets(choice.target_modules, required=choice.need_targets)
+        inputs = with_targets(self._inputs, choice.target_modules, required=choice.need_targets)
         return Merger(inputs, choice, progress=self._progress)
 
     def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:

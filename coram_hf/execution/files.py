@@ -5,41 +5,25 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from coram_hf.amplitude import Wanted
 from coram_hf.errors import CoramError
-from coram_hf.execution.processes import Processes
-from coram_hf.execution.runner import Task
-from coram_hf.execution.stream import Done, Stream, split
+from coram_hf.execution.processes import Processes, shares
+from coram_hf.execution.progress import Progress
+from coram_hf.execution.stream import ReadAhead, Writer
 from coram_hf.execution.survey import Survey
-from coram_hf.execution.threads import thread_count
+from coram_hf.execution.tasks import Done, Task, in_threads, merge_unit, thread_count
 from coram_hf.execution.workspace import Workspace, check_target
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.record import Record, measure
 from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, Unit, skeleton, units
-from coram_hf.outputs.output import Output
-from coram_hf.outputs.place import Place
 
 SAMPLE = 8
 """The fewest matrices from which to estimate the side of the dispersion threshold."""
-
-
-class WholeSink(Protocol):
-    """A sink that takes every parameter of the model, merged or not."""
-
-    def place(self, name: str) -> Place:
-        """Where one merged parameter goes."""
-        ...
-
-    def unchanged(self, name: str, tensor: Tensor) -> Output:
-        """A parameter that is not merged."""
-        ...
 
 
 class FileRunner:
@@ -76,7 +60,7 @@ class FileRunner:
         chosen = {**settings, "processes": self.processes.count, "max_shard_size": size}
         self.state = None if identity is None else {"settings": chosen, **identity}
         self.started = False
-        self._stream = Stream(self.workspace, self.processes, inputs.prefetch, self.threads, label, progress)
+        self._label, self._progress = label, progress and self.processes.first
 
     def check(self, overwrite: bool) -> None:
         """Raise if the target cannot be written."""
@@ -108,26 +92,12 @@ class FileRunner:
         if sink is None:
             share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
             return self._run(phase, share, lambda unit: self._only_measured(unit, task))
-        merged = set(names)
+        inputs, merged = self._inputs, set(names)
         self.started = True
         with sink:
-            return self._run(phase, self.share, lambda unit: self.merge_unit(unit, merged, task, sink), sink)
-
-    def merge_unit(self, unit: Unit, merged: set[str], task: Task, sink: WholeSink) -> Done:
-        """Merge the named parameters of a unit; the others stay as in the base."""
-        records: list[Record] = []
-        outputs: dict[str, Output] = {}
-        for name in unit:
-            parameter = self._inputs.parameter(self._inputs.base.tied.get(name, name))
-            if parameter.name in merged:
-                place: Place = sink.place(name)
-                outputs[name] = place.out
-                records.append(task(parameter, place))
-            else:
-                outputs[name] = sink.unchanged(name, parameter.base)
-                floating = parameter.base.is_floating_point()
-                records.append(self._look(parameter) if floating else Record())
-        return Done(records, outputs)
+            return self._run(
+                phase, self.share, lambda unit: merge_unit(unit, inputs, merged, task, sink), sink
+            )
 
     def _only_measured(self, unit: Unit, task: Task) -> Done:
         return Done([task(self._inputs.parameter(unit[0]), None)], {})
@@ -139,12 +109,47 @@ class FileRunner:
     def _look(self, parameter: Parameter) -> Record:
         return measure(parameter, Record(), list(self._inputs.experts))
 
-    def _run(self, phase: str, share: Sequence[Unit], work: Any, sink: FolderSink | None = None) -> Any:
-        """The records of all processes by parameter, in the order of the inputs."""
-        found = self._stream.run(phase, share, self.costs, work, sink)
-        tied = self._inputs.base.tied
-        by_name = {tied.get(name, name): record for name, record in found.items()}
-        return {name: by_name[name] for name in (*self._inputs.floating, *by_name) if name in by_name}
+    def _run(
+        self,
+        phase: str,
+        share: Sequence[Unit],
+        work: Callable[[Unit], Done],
+        sink: FolderSink | None = None,
+    ) -> dict[str, Record]:
+        """Run this process's units that are not journalled yet; return the records of all processes.
+
+        Units are read ahead, merged and written concurrently, the costliest first. The records are by
+        parameter, in the order of the inputs.
+        """
+        finished = self.workspace.entries()
+        cost = {unit: sum(self.costs[name] for name in unit) for unit in share}
+        mine = sorted((unit for unit in share if (phase, unit[0]) not in finished), key=lambda u: -cost[u])
+        ahead, writer = ReadAhead(mine, self._inputs.prefetch), Writer(self.workspace, phase, sink)
+        label, total = f"{self._label}: {phase.partition(' ')[0]}", sum(cost[unit] for unit in mine)
+        try:
+            with Progress(label, total, self._progress) as progress:
+                for unit, done in in_threads(work, ahead.through(mine), self.threads):
+                    writer.put(unit, done)
+                    progress.add(cost[unit])
+        finally:
+            ahead.stop()
+            writer.close()
+        self.processes.wait()
+        tied, entries = self._inputs.base.tied, self.workspace.entries()
+        found = {
+            tied.get(name, name): Record.from_dict(record)
+            for (of, _), records in entries.items()
+            if of == phase
+            for name, record in records.items()
+        }
+        return {name: found[name] for name in (*self._inputs.floating, *found) if name in found}
+
+
+def split(units: Iterable[Unit], costs: Mapping[str, int], count: int) -> list[list[Unit]]:
+    """Distribute units over processes by cost."""
+    by_name = {unit[0]: unit for unit in units}
+    dealt = shares({name: sum(costs[n] for n in unit) for name, unit in by_name.items()}, count)
+    return [[by_name[name] for name in names] for names in dealt]
 
 
 def shard_size(size: int | str) -> int | str:

@@ -15,15 +15,13 @@ import psutil
 from torch import Tensor
 
 from coram_hf.execution.files import FileRunner
-from coram_hf.execution.runner import Task
-from coram_hf.execution.threads import in_threads
+from coram_hf.execution.tasks import Task, in_threads, merge_unit
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.protocol import How
 from coram_hf.outputs.layout import Layout
-from coram_hf.outputs.output import InMemory, Output
 from coram_hf.outputs.pages import forget
-from coram_hf.outputs.place import Place
+from coram_hf.outputs.place import InMemory, Output, Place
 
 PROBE_BYTES = 64 * 2**20
 """Bytes written or read to measure the rate of a disk."""
@@ -84,7 +82,7 @@ def forecast(
     memory = _NewMemory(runner.layout, inputs)
 
     def work(name: str) -> None:
-        runner.merge_unit(first[name], set(names), task, memory)
+        merge_unit(first[name], inputs, names.keys(), task, memory)
 
     written, cost = runner.layout.total_bytes, write_cost(runner.target.parent)
     handing_over = written * cost.core / runner.threads

@@ -1,24 +1,20 @@
-"""Read, merge and write concurrently, unit by unit, with a journal of what is on the disk."""
+"""Threads beside those that merge: one reads ahead, one writes, and journals what is on the disk."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from coram_hf.execution.processes import Processes, shares
-from coram_hf.execution.progress import Progress
-from coram_hf.execution.threads import in_threads
+from coram_hf.execution.tasks import Done
 from coram_hf.execution.workspace import Workspace
-from coram_hf.methods.record import Record
 from coram_hf.outputs.folder import SYNC_BYTES, FolderSink
 from coram_hf.outputs.layout import Unit
-from coram_hf.outputs.output import Output
 
 AHEAD = 2
 """The number of units to read ahead."""
@@ -27,72 +23,7 @@ SYNC_SECONDS = 5.0
 """The longest time between two entries in the journal."""
 
 
-class Done(NamedTuple):
-    """One finished unit: the records of its parameters, and their outputs."""
-
-    records: list[Record]
-    outputs: Mapping[str, Output]
-
-
-class Stream:
-    """Runs the phases of a merge over units of parameters, and journals what is finished."""
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        processes: Processes,
-        prefetch: Callable[[str], None],
-        threads: int,
-        label: str,
-        progress: bool,
-    ) -> None:
-        self._workspace = workspace
-        self._processes = processes
-        self._prefetch = prefetch
-        self._threads = threads
-        self._label = label
-        self._progress = progress and processes.first
-
-    def run(
-        self,
-        phase: str,
-        share: Sequence[Unit],
-        costs: Mapping[str, int],
-        work: Callable[[Unit], Done],
-        sink: FolderSink | None = None,
-    ) -> dict[str, Record]:
-        """Run this process's units that are not in a journal yet; return the records of all processes."""
-        finished = self._workspace.entries()
-        mine = [unit for unit in share if (phase, unit[0]) not in finished]
-        mine.sort(key=lambda unit: -sum(costs[name] for name in unit))
-        ahead = _ReadAhead(mine, self._prefetch)
-        writer = _Writer(self._workspace, phase, sink)
-        total = sum(costs[name] for unit in mine for name in unit)
-        try:
-            with Progress(f"{self._label}: {phase.partition(' ')[0]}", total, self._progress) as progress:
-                for unit, done in in_threads(work, ahead.through(mine), self._threads):
-                    writer.put(unit, done)
-                    progress.add(sum(costs[name] for name in unit))
-        finally:
-            ahead.stop()
-            writer.close()
-        self._processes.wait()
-        return {
-            name: Record.from_dict(record)
-            for (of, _), records in self._workspace.entries().items()
-            if of == phase
-            for name, record in records.items()
-        }
-
-
-def split(units: Iterable[Unit], costs: Mapping[str, int], count: int) -> list[list[Unit]]:
-    """Distribute units over processes by cost."""
-    by_name = {unit[0]: unit for unit in units}
-    dealt = shares({name: sum(costs[n] for n in unit) for name, unit in by_name.items()}, count)
-    return [[by_name[name] for name in names] for names in dealt]
-
-
-class _ReadAhead:
+class ReadAhead:
     """A thread that prefetches the next units while others are merged."""
 
     def __init__(self, units: Sequence[Unit], prefetch: Callable[[str], None]) -> None:
@@ -117,12 +48,13 @@ class _ReadAhead:
             yield unit
 
     def stop(self) -> None:
+        """Prefetch nothing more."""
         self._stopped = True
         self._room.release()
         self._thread.join()
 
 
-class _Writer:
+class Writer:
     """A thread that writes finished units, if needed, and journals what is on the disk."""
 
     def __init__(self, workspace: Workspace, phase: str, sink: FolderSink | None) -> None:

@@ -12,10 +12,9 @@ from torch import Tensor
 from coram_hf.config import CoramConfig, Spread
 from coram_hf.geometry.branches import Dissected, Layout, condition_numbers, dissect_slices
 from coram_hf.geometry.conflict import agreements, combination, kept
-from coram_hf.geometry.products import gram_of
-from coram_hf.geometry.rows import UpdateRows
-from coram_hf.geometry.slices import buffer_for, chunks, load
-from coram_hf.geometry.spread import deal_rows, relative_scores
+from coram_hf.geometry.kernel import gram_of
+from coram_hf.geometry.slices import Chunk, Rows, buffer_for, chunks, load
+from coram_hf.geometry.spread import deal_rows, order_of, relative_scores
 
 CONTRAST: Spread = "variance"
 """The spread mode whose slices a contiguous merge is compared with, as in the paper's audit."""
@@ -93,6 +92,37 @@ def dissect(
     if geometry:
         found.contrast = list(_contrast(base, torch.cat(row_squares, 1), config, like))
     return found
+
+
+class UpdateRows(Rows):
+    """W_0 and the balanced updates f_i (W_i - W_0) of one matrix, in chunks, with all their digits.
+
+    spare: the number of extra blocks of memory after the updates of every slice.
+    """
+
+    def __init__(
+        self,
+        base: Tensor,
+        experts: Sequence[Tensor],
+        config: CoramConfig,
+        factors: Sequence[float],
+        device: torch.device,
+        spare: int,
+    ) -> None:
+        order = order_of(base, experts, config, factors)
+        super().__init__([base, *experts, *[base] * spare], config, factors, device, order)
+        self.scale = torch.tensor(factors, dtype=self.weights.dtype, device=device)
+        self.chunks = list(chunks(self._d_out, config.slice_height, self._slice_bytes))
+        self._reserve(self.chunks)
+
+    def load(self, chunk: Chunk) -> Tensor:
+        """W_0, updates and spare blocks as (slices, blocks, height, d_in); the next call overwrites them."""
+        stack = self._load(chunk)
+        updates = stack[:, 1 : 1 + len(self.scale)]
+        updates -= stack[:, :1]
+        if self._balanced:
+            updates *= self.scale[:, None, None]
+        return stack
 
 
 def _sizes(gram: Tensor, n_models: int, scale: Tensor) -> tuple[Anatomy, Tensor]:

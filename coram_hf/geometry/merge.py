@@ -10,14 +10,27 @@ from torch import Tensor
 
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
+from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.decorrelated import decorrelate_experts
-from coram_hf.geometry.kernel import SliceStats, gram_squares, merge_slices, slice_merge
-from coram_hf.geometry.products import gram_of
-from coram_hf.geometry.rows import SliceRows, update_squares
-from coram_hf.geometry.slices import as_rows, row_blocks
+from coram_hf.geometry.kernel import SliceStats, gram_of, gram_squares, merge_slices, slice_merge
+from coram_hf.geometry.slices import (
+    BLOCK_BYTES,
+    Chunk,
+    Rows,
+    as_rows,
+    chunks,
+    largest,
+    parts,
+    row_blocks,
+    scratch,
+)
+from coram_hf.geometry.spread import order_of
 
 GRAM_SQUARES = 1e-6
 """|W_i - W_0|^2 / |W_0|^2 above which the Gram matrix gives the norm of an update to 1e-9 or better."""
+
+GRAM_BYTES = 4 * 2**20
+"""Size of the Gram matrices processed at once, if slices are loaded twice."""
 
 
 class MergedRows(NamedTuple):
@@ -119,6 +132,81 @@ def merge_rows(
             stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
             yield MergedRows(source.of(part), update.flatten(0, 1), stats, squares)
             stats, done = SliceStats(), done + len(stack)
+
+
+class Loaded(NamedTuple):
+    """Slices ready to merge, the mean of what was removed from them, and their squares if measured."""
+
+    stack: Tensor
+    eta: Tensor | None
+    squares: Tensor | None
+
+
+class SliceRows(Rows):
+    """Base and experts of one matrix, in groups of parts.
+
+    The slices of a group are merged together, and loaded part by part. If they only need loading, parts fit
+    in a cache, and are loaded once for their Gram matrices and once more for the result; otherwise a group
+    is one part, which is kept.
+    """
+
+    def __init__(
+        self,
+        base: Tensor,
+        experts: Sequence[Tensor],
+        config: CoramConfig,
+        factors: Sequence[float],
+        device: torch.device,
+    ) -> None:
+        order = order_of(base, experts, config, factors)
+        super().__init__([base, *experts], config, factors, device, order)
+        self._factors = factors
+        self._conflict = config.conflict
+        height, compute = config.slice_height, config.torch_compute_dtype
+        changed = config.conflict is not None or self._balanced
+        self.as_stored = not changed and compute == torch.float64
+        if not changed and device.type == "cpu":
+            gram_bytes = (len(self._matrices) * height) ** 2 * compute.itemsize
+            together = chunks(self._d_out, height, gram_bytes, GRAM_BYTES)
+            self.groups = [list(parts(chunk, self._slice_bytes, BLOCK_BYTES)) for chunk in together]
+        else:
+            self.groups = [[chunk] for chunk in chunks(self._d_out, height, self._slice_bytes)]
+        every = [part for group in self.groups for part in group]
+        self._reserve(every)
+        self._result = scratch("update", largest(every) * self._d_in, compute, device)
+
+    def load(self, part: Chunk, *, measure: bool = False) -> Loaded:
+        """A part as the configuration merges it; the next call overwrites it.
+
+        `measure` requests |W_0|^2 and |W_i - W_0|^2 of the stored weights.
+        """
+        stack = self._load(part)
+        squares = update_squares(stack) if measure else None
+        for i, factor in enumerate(self._factors, start=1):
+            if factor != 1:
+                torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
+        eta = split_conflicts_(stack, self.weights, self._conflict) if self._conflict else None
+        return Loaded(stack, eta, squares)
+
+    def room(self, part: Chunk) -> Tensor:
+        """Memory for the update of a part, as (slices, height, d_in), reused for the next part."""
+        n_slices = (part.stop - part.start) // part.height
+        shape = (n_slices, part.height, self._d_in)
+        return self._result[: n_slices * part.height * self._d_in].view(shape)
+
+    def of(self, part: Chunk) -> slice | Tensor:
+        """The rows of the matrix that a part contains."""
+        rows = slice(part.start, part.stop)
+        return rows if self._order is None else self._order[rows]
+
+
+def update_squares(stack: Tensor) -> Tensor:
+    """|W_0|^2 and |W_i - W_0|^2 over some slices, from the differences themselves."""
+    base, *experts = stack.unbind(1)
+    difference = torch.empty_like(base)
+    norms = [torch.linalg.vector_norm(base)]
+    norms += [torch.linalg.vector_norm(torch.sub(expert, base, out=difference)) for expert in experts]
+    return torch.stack(norms).square()
 
 
 def update_dtype(base: Tensor) -> torch.dtype:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import as_rows, row_blocks
+from coram_hf.geometry.slices import as_rows, row_blocks, scratch
 
 
 def squared_norm(tensor: Tensor) -> float:

@@ -1,14 +1,15 @@
-"""Row slices: how a matrix is cut into groups of h rows and walked in memory-bounded chunks."""
+"""Row slices: how a matrix is cut into groups of h rows and walked in chunks, in memory that is reused."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coram_hf.geometry.scratch import scratch
+from coram_hf.config import CoramConfig
 
 CHUNK_BYTES = 24 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
@@ -83,3 +84,48 @@ def buffer_for(
 def largest(work: Iterable[Chunk]) -> int:
     """Rows of the largest chunk."""
     return max((chunk.stop - chunk.start for chunk in work), default=0)
+
+
+class Rows:
+    """Matrices of one shape, base first: the order of their rows, and the memory to load slices in."""
+
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        config: CoramConfig,
+        factors: Sequence[float],
+        device: torch.device,
+        order: Tensor | None,
+    ) -> None:
+        """`order`: the permutation whose consecutive runs of rows are the slices; None: as stored."""
+        n_experts, compute, height = len(factors), config.torch_compute_dtype, config.slice_height
+        self.weights = torch.tensor(config.expert_weights(n_experts), dtype=compute, device=device)
+        self._matrices = matrices
+        self._d_out, self._d_in = matrices[0].shape
+        self._row_numel = len(matrices) * self._d_in
+        self._slice_bytes = height * self._row_numel * compute.itemsize
+        self._balanced = any(factor != 1 for factor in factors)
+        self._order = order
+
+    def _reserve(self, work: Iterable[Chunk]) -> None:
+        self._buffer = buffer_for(work, self._row_numel, self.weights.dtype, self.weights.device)
+
+    def _load(self, chunk: Chunk) -> Tensor:
+        return load(self._matrices, chunk, self._order, self._buffer)
+
+
+_local = threading.local()
+
+
+def scratch(use: str, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """An uninitialised flat tensor; the next call of this thread for the same use overwrites it.
+
+    Each use belongs to one module, which passes the buffer to others if they must share it.
+    """
+    kept: dict[str, Tensor] = _local.__dict__
+    key = f"{use} {dtype} {device}"
+    buffer = kept.get(key)
+    if buffer is None or len(buffer) < numel:
+        with torch.inference_mode(False):
+            buffer = kept[key] = torch.empty(numel, dtype=dtype, device=device)
+    return buffer[:numel]

@@ -8,8 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coram_hf.config import Spread
+from coram_hf.config import CoramConfig, Spread
 from coram_hf.geometry.slices import buffer_for, chunks, load
+
+
+def order_of(
+    base: Tensor, experts: Sequence[Tensor], config: CoramConfig, factors: Sequence[float]
+) -> Tensor | None:
+    """The row permutation of a configuration; None if rows stay as they are stored."""
+    if config.spread is None:
+        return None
+    return spread_order(
+        base, experts, config.spread, config.slice_height, factors, config.torch_compute_dtype
+    )
 
 
 def spread_order(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.inputs.files import fingerprint
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.quantized import stored_quantized
-from coram_hf.inputs.targets import Target, find_targets
 from coram_hf.inputs.vocabulary import Vocabulary
 from coram_hf.inputs.weights import Weights
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that holds one projection matrix, or a stack of them."""
+
+    name: str
+    transposed: bool = False
+
+    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Views of the parameter as (output neurons x inputs) matrices."""
+        rows = tensor.mT if self.transposed else tensor
+        return rows.unbind(0) if rows.ndim == 3 else (rows,)
 
 
 class Matrix(NamedTuple):
@@ -43,18 +55,24 @@ class Parameter:
     @cached_property
     def base(self) -> Tensor:
         """W_0."""
-        grown = self._inputs.vocabulary.grown(self.name)
+        grown = self._by_token and self._inputs.vocabulary.grows
         return self._aligned[0] if grown else self._inputs.base[self.name]
 
-    @property
+    @cached_property
     def experts(self) -> list[Tensor]:
         """W_1 .. W_N, with vocabulary rows aligned with the base's."""
-        return self._aligned[1]
+        return self._aligned[1] if self._by_token else list(self._stored().values())
+
+    @property
+    def _by_token(self) -> bool:
+        return self.name in self._inputs.vocabulary.token_axis
+
+    def _stored(self) -> dict[str, Tensor]:
+        return {name: weights[self.name] for name, weights in self._inputs.experts.items()}
 
     @cached_property
     def _aligned(self) -> tuple[Tensor, list[Tensor]]:
-        made = {name: weights[self.name] for name, weights in self._inputs.experts.items()}
-        return self._inputs.vocabulary.align(self.name, self._inputs.base[self.name], made)
+        return self._inputs.vocabulary.align(self.name, self._inputs.base[self.name], self._stored())
 
     def matrices(self) -> Iterator[Matrix]:
         """The matrices of a target, whatever its layout; any other parameter is returned unchanged."""
@@ -89,17 +107,6 @@ class Inputs:
     device: torch.device | None = None
     trust_remote_code: bool = False
     told: Mapping[str, Any] | None = None
-
-    def with_targets(self, target_modules: str | tuple[str, ...] | None, *, required: bool) -> Inputs:
-        """These inputs with other target matrices; nothing is opened again."""
-        found = {t.name: t for t in find_targets(self.model, target_modules, required=required)}
-        others = {name: self.base.original(name) for name in self.base if name not in found}
-        return replace(
-            self,
-            targets=found,
-            outside=tuple(name for name, like in others.items() if like.is_floating_point()),
-            frozen=tuple(name for name, like in others.items() if not like.is_floating_point()),
-        )
 
     @property
     def model(self) -> PreTrainedModel:

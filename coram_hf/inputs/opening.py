@@ -21,6 +21,7 @@ from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, fetch, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.quantized import dequantized
+from coram_hf.inputs.targets import with_targets
 from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
 from coram_hf.inputs.weights import Weights
 
@@ -34,7 +35,7 @@ OpenFolder = Callable[[str, Path], Weights]
 
 
 def open_inputs(
-    base: ModelSource,
+    base: ModelSource | Weights,
     experts: ModelSources,
     options: MergeOptions,
     *,
@@ -90,7 +91,7 @@ def open_inputs(
     for name, weights in opened.items():
         warnings += _check_same_tensors(source, name, weights, rows.token_axis)
     told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
-    return Inputs(
+    inputs = Inputs(
         source,
         opened,
         rows,
@@ -103,11 +104,14 @@ def open_inputs(
         device=device,
         trust_remote_code=trust_remote_code,
         told=told,
-    ).with_targets(target_modules, required=need_targets)
+    )
+    return with_targets(inputs, target_modules, required=need_targets)
 
 
-def _open_base(base: ModelSource, open_folder: OpenFolder) -> Weights:
-    """The weights of the base, without any adapters in it."""
+def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:
+    """The weights of the base, without any adapters in it; as they are if they are open already."""
+    if isinstance(base, Weights):
+        return base
     if isinstance(base, str | Path):
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):

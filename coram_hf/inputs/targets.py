@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import CoramError
+from coram_hf.inputs.inputs import Inputs, Target
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Attributes of modules and configs that give the number of experts of a mixture layer."""
@@ -32,17 +33,16 @@ OTHER_MODALITIES = ("vision", "image", "audio", "speech", "video", "vq")
 """Words in the names of sub-configs for modalities other than language."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """A parameter that holds one projection matrix, or a stack of them."""
-
-    name: str
-    transposed: bool = False
-
-    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Views of the parameter as (output neurons x inputs) matrices."""
-        rows = tensor.mT if self.transposed else tensor
-        return rows.unbind(0) if rows.ndim == 3 else (rows,)
+def with_targets(inputs: Inputs, target_modules: str | tuple[str, ...] | None, *, required: bool) -> Inputs:
+    """The same inputs with other target matrices; nothing is opened again."""
+    found = {t.name: t for t in find_targets(inputs.model, target_modules, required=required)}
+    others = {name: inputs.base.original(name) for name in inputs.base if name not in found}
+    return replace(
+        inputs,
+        targets=found,
+        outside=tuple(name for name, like in others.items() if like.is_floating_point()),
+        frozen=tuple(name for name, like in others.items() if not like.is_floating_point()),
+    )
 
 
 def find_targets(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.geometry.merge import update_dtype
-from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import as_rows, row_blocks
+from coram_hf.geometry.slices import as_rows, row_blocks, scratch
 
 
 @dataclass(frozen=True)

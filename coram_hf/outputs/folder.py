@@ -14,15 +14,13 @@ from torch import Tensor
 
 from coram_hf.errors import CoramError
 from coram_hf.geometry.slices import as_rows
-from coram_hf.inputs.targets import Target
+from coram_hf.inputs.inputs import Target
 from coram_hf.methods.protocol import Work
 from coram_hf.methods.record import Record
-from coram_hf.outputs.file_tensor import FileTensor, write_at
 from coram_hf.outputs.files import sync_path
 from coram_hf.outputs.layout import Layout
-from coram_hf.outputs.output import InMemory, Output
 from coram_hf.outputs.pages import forget
-from coram_hf.outputs.place import Place
+from coram_hf.outputs.place import FileTensor, InMemory, Output, Place, write_at
 
 ZEROS = 2**20
 """Bytes written at once if the file system cannot reserve space."""

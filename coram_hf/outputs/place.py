@@ -1,21 +1,116 @@
-"""Writing one merged parameter: W_0 + lambda * update, rounded once, a few rows at a time."""
+"""Where one merged parameter goes: W_0 + lambda * update, rounded once, to memory or to a file, by rows."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeVar, cast
+import os
+from collections.abc import Sequence
+from io import FileIO
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from coram_hf.errors import CoramError
 from coram_hf.geometry import update_dtype
-from coram_hf.geometry.scratch import scratch
-from coram_hf.geometry.slices import as_rows, row_blocks
-from coram_hf.inputs.inputs import Parameter
-from coram_hf.inputs.targets import Target
+from coram_hf.geometry.slices import as_rows, row_blocks, scratch
+from coram_hf.inputs.inputs import Parameter, Target
 from coram_hf.methods.protocol import Block
-from coram_hf.outputs.output import InMemory, Output
+
+
+class Output(Protocol):
+    """A tensor whose rows can be written in any order."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def view(self, shape: torch.Size) -> Output:
+        """This output in another shape."""
+        ...
+
+    def matrices(self, target: Target) -> Sequence[Output]:
+        """The matrices of a target, as (output neurons x inputs)."""
+        ...
+
+    def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
+        """Write rows, rounded to the dtype of the output, and return the rounded rows."""
+        ...
+
+
+class InMemory:
+    """A tensor of the result, or a buffer for one that has another form on disk."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
+
+    def view(self, shape: torch.Size) -> InMemory:
+        """This tensor in another shape."""
+        return InMemory(self.tensor.view(shape))
+
+    def matrices(self, target: Target) -> list[InMemory]:
+        """The matrices of a target, as views of the tensor."""
+        return [InMemory(matrix) for matrix in target.matrices(self.tensor)]
+
+    def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
+        """Write rows, rounded to the dtype of the tensor, and return the rounded rows."""
+        if isinstance(rows, slice) and self.tensor.device.type == "cpu":
+            return self.tensor[rows].copy_(total)
+        rounded = scratch("rounded", total.numel(), self.dtype).view(total.shape).copy_(total)
+        self.tensor[rows] = rounded.to(self.tensor.device)
+        return rounded
+
+
+class FileTensor:
+    """A write-only tensor in a file; `tensor[rows] = values` writes rows."""
+
+    def __init__(self, file: FileIO, offset: int, shape: torch.Size, dtype: torch.dtype) -> None:
+        self._file, self._offset = file, offset
+        self.shape, self.dtype = shape, dtype
+        self.nbytes = shape.numel() * dtype.itemsize
+
+    def view(self, shape: torch.Size) -> FileTensor:
+        """This tensor in another shape."""
+        return FileTensor(self._file, self._offset, shape, self.dtype)
+
+    def matrices(self, target: Target) -> tuple[FileTensor, ...]:
+        """The tensor itself: only targets of a single matrix, stored by rows, are written this way."""
+        return (self,)
+
+    def put(self, rows: slice | Tensor, total: Tensor) -> Tensor:
+        """Write rows, rounded to the dtype of the tensor, and return the rounded rows."""
+        rounded = scratch("rounded", total.numel(), self.dtype).view(total.shape).copy_(total)
+        self[rows] = rounded
+        return rounded
+
+    def __setitem__(self, rows: slice | Tensor, values: Tensor) -> None:
+        data = values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        row_bytes = self.nbytes // max(1, self.shape[0])
+        if isinstance(rows, slice):
+            self._write(data, (rows.start or 0) * row_bytes)
+            return
+        for i, row in enumerate(rows.tolist()):
+            self._write(data[i * row_bytes : (i + 1) * row_bytes], row * row_bytes)
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        if offset < 0 or offset + len(data) > self.nbytes:
+            raise IndexError(
+                f"cannot write {len(data)} bytes at offset {offset} of a tensor of {self.nbytes} bytes"
+            )
+        write_at(self._file, data, self._offset + offset)
+
+
+def write_at(file: FileIO, data: bytes | memoryview, offset: int) -> None:
+    """Write all of the data at an offset in a file."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(file.fileno(), rest, offset)
+        rest, offset = rest[written:], offset + written
+
 
 AnyOutput = TypeVar("AnyOutput", bound=Output)
 

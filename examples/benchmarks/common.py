@@ -75,7 +75,7 @@ class Watch:
 
 def a_core_each(run: Callable[[Any], object], items: Sequence[Any]) -> float:
     """Seconds to run every item, each on a core of its own."""
-    from coram_hf.execution.threads import in_threads
+    from coram_hf.execution.tasks import in_threads
 
     started = time.perf_counter()
     for _ in in_threads(run, items, len(items)):

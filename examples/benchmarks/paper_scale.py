@@ -37,12 +37,11 @@ from coram_hf.execution.forecast import (
     read_rate,
     write_cost,
 )
-from coram_hf.execution.threads import thread_count
+from coram_hf.execution.tasks import thread_count
 from coram_hf.geometry import merge_rows, squared_norms
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.inputs.targets import find_targets
-from coram_hf.outputs.output import InMemory
-from coram_hf.outputs.place import write_rows
+from coram_hf.outputs.place import InMemory, write_rows
 
 SAMPLE = 2**24
 """Entries of the tensor whose norms are timed for those that are not merged."""

@@ -7,7 +7,7 @@ from helpers import reference
 from helpers.matrices import additive_experts, multiplicative_experts, relative_error, tensors, with_spectrum
 
 from coram_hf import CoramConfig
-from coram_hf.geometry import merge_matrix, merge_update, products
+from coram_hf.geometry import kernel, merge_matrix, merge_update
 
 BRANCHES = ("full", "lr", "q", "s", "v", "qs", "sv")
 CONFLICTS = (None, "nca", "nca+ave", "ca", "ca+ave")
@@ -252,8 +252,8 @@ def test_products_of_slices_on_one_core_and_on_two(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        gram = products.gram_of(rows)
-        out = products.combine(coefficients, rows, torch.empty(3, 4, 40, dtype=torch.float64))
+        gram = kernel.gram_of(rows)
+        out = kernel.combine(coefficients, rows, torch.empty(3, 4, 40, dtype=torch.float64))
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(gram, torch.einsum("bid,bjd->bij", rows, rows), rtol=1e-13, atol=1e-13)
@@ -266,8 +266,8 @@ def test_slices_that_are_loaded_twice_are_merged_as_whole_ones(n_rows, monkeypat
     base = torch.randn(n_rows, 24, dtype=torch.float64, generator=rng)
     experts = [base + 0.05 * torch.randn(base.shape, dtype=torch.float64, generator=rng) for _ in range(3)]
     whole, stats = merge_update(base, experts, CoramConfig())
-    monkeypatch.setattr("coram_hf.geometry.rows.BLOCK_BYTES", 1)
-    monkeypatch.setattr("coram_hf.geometry.rows.GRAM_BYTES", 5 * (4 * 8) ** 2 * 8)
+    monkeypatch.setattr("coram_hf.geometry.merge.BLOCK_BYTES", 1)
+    monkeypatch.setattr("coram_hf.geometry.merge.GRAM_BYTES", 5 * (4 * 8) ** 2 * 8)
     parted, parted_stats = merge_update(base, experts, CoramConfig())
     torch.testing.assert_close(parted, whole, rtol=1e-12, atol=1e-13)
     assert parted_stats.counts() == stats.counts()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import reference
 from helpers.architectures import ARCHITECTURES
+from helpers.folders import on_disk
 from helpers.matrices import additive_experts, multiplicative_experts, tensors, with_spectrum
 from helpers.models import fine_tuned, tiny_llama
 from helpers.paths import ROOT
@@ -21,7 +22,7 @@ from coram_hf.geometry.anatomy import dissect
 from coram_hf.geometry.branches import BRANCHES
 from coram_hf.inputs.targets import find_targets
 from coram_hf.report import diagnostics
-from coram_hf.report.diagnostics import SECTIONS, contraction, diagnose
+from coram_hf.report.diagnostics import SECTIONS, contraction, diagnose, diagnose_inputs
 from coram_hf.report.places import Place, places
 from coram_hf.report.retention import GROUPS, module_group
 
@@ -450,3 +451,17 @@ def test_weights_change_the_scale_that_c_rms_is_compared_with():
     experts = [fine_tuned(base, 0.02, seed) for seed in range(3)]
     found = contraction(base, experts, CoramConfig(weights=(0.7, 0.2, 0.1)), progress=False)
     assert found["sqrt_n"] == pytest.approx(1 / (0.7**2 + 0.2**2 + 0.1**2) ** 0.5)
+
+
+def test_a_merger_and_its_diagnosis_open_the_inputs_once(tmp_path):
+    """The weights stay mapped when their files are replaced; who opens them again finds rubbish."""
+    base, experts = on_disk(tmp_path)
+    merger = CoramMerger(base, experts, progress=False)
+    merger.merge_to(tmp_path / "merged")
+    expected = diagnose(base, experts, merged={"CORAM": tmp_path / "merged"}, progress=False)
+    for file in (folder / "model.safetensors" for folder in (base, *experts.values())):
+        file.unlink()
+        file.write_bytes(b"rubbish")
+    found = diagnose_inputs(merger.inputs, merged={"CORAM": tmp_path / "merged"}, progress=False)
+    assert found["retention"]
+    assert {**found, "models": None} == {**expected, "models": None}

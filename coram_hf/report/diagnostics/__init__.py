@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from coram_hf.config import CoramConfig, check_names
 from coram_hf.errors import CoramError
+from coram_hf.report.diagnostics.section import Section
 from coram_hf.report.diagnostics.sections import SECTIONS
 from coram_hf.report.diagnostics.sections.conflict import rate
 from coram_hf.report.diagnostics.sections.retention import kept
@@ -41,8 +42,23 @@ def diagnose(
     for retention. Weights are read once, a few chunks at a time.
     """
     from coram_hf.execution.opening import open_here
-    from coram_hf.report.diagnostics.findings import walk
 
+    config = config or CoramConfig()
+    asked = _sections(only, merged)
+    inputs = open_here(base, experts, options, config.target_modules)
+    return _numbers(inputs, config, asked, merged, options, whole=only is None)
+
+
+def diagnose_inputs(
+    inputs: Inputs, config: CoramConfig | None = None, *, merged: ModelSources = (), progress: bool = True
+) -> dict[str, Any]:
+    """All numbers of a report on inputs that are open already, such as a merger's."""
+    config = config or CoramConfig()
+    return _numbers(inputs, config, _sections(None, merged), merged, {"progress": progress}, whole=True)
+
+
+def _sections(only: Collection[str] | None, merged: ModelSources) -> list[Section]:
+    """The requested sections; raises for an unknown one, and if all of them need merged models."""
     names = set(SECTIONS if only is None else [only] if isinstance(only, str) else only)
     check_names(sorted(names), list(SECTIONS), "section")
     asked = [section for name, section in SECTIONS.items() if name in names]
@@ -50,13 +66,25 @@ def diagnose(
         raise CoramError(
             f"{asked[0].name} is measured on merged models; pass at least one with merged= or --merged"
         )
-    config = config or CoramConfig()
-    inputs = open_here(base, experts, options, config.target_modules)
+    return asked
+
+
+def _numbers(
+    inputs: Inputs,
+    config: CoramConfig,
+    asked: Collection[Section],
+    merged: ModelSources,
+    options: MergeOptions,
+    *,
+    whole: bool,
+) -> dict[str, Any]:
+    from coram_hf.report.diagnostics.findings import walk
+
     wanted = bool(merged) and any(section.merged for section in asked)
     findings = walk(
         inputs,
         config,
-        _open_merged(base, merged, options) if wanted else None,
+        _open_merged(inputs, merged, options) if wanted else None,
         geometry=any(section.geometry for section in asked),
         entries=any(section.entries for section in asked),
         progress=options.get("progress", True),
@@ -64,7 +92,7 @@ def diagnose(
     numbers: dict[str, Any] = {"models": findings.models()}
     numbers |= {section.name: section.numbers(findings) for section in asked}
     numbers |= {name: extra(findings) for section in asked for name, extra in section.extras.items()}
-    if only is None:
+    if whole:
         numbers["matrices"] = _matrices(findings)
     plain: dict[str, Any] = json_values(numbers)
     return plain
@@ -146,13 +174,13 @@ def write_json(numbers: Mapping[str, Any], path: str | Path) -> None:
     write_whole(Path(path), json.dumps(numbers, indent=2, allow_nan=False) + "\n")
 
 
-def _open_merged(base: ModelSource, merged: ModelSources, options: MergeOptions) -> Inputs:
-    """Open merged models beside the base, checked as experts are."""
+def _open_merged(inputs: Inputs, merged: ModelSources, options: MergeOptions) -> Inputs:
+    """Open merged models beside the open base, checked as experts are."""
     from coram_hf.inputs.opening import open_inputs
 
     told: Any = {key: options[key] for key in ("trust_remote_code", "allow_pickle") if key in options}
     try:
-        return open_inputs(base, merged, told, need_targets=False)
+        return open_inputs(inputs.base, merged, told, need_targets=False)
     except CoramError as error:
         raise CoramError(f"among the merged models, {error}") from error
 

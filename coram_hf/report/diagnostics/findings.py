@@ -13,7 +13,7 @@ from torch import Tensor
 from coram_hf.amplitude import Amplitude, Strength, choose, contraction
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
-from coram_hf.execution.runner import MemoryRunner
+from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.survey import Survey
 from coram_hf.geometry import squared_norms
 from coram_hf.geometry.anatomy import Anatomy, dissect

@@ -10,8 +10,8 @@ from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramMerger
 from coram_hf.execution.forecast import Forecast, computing, write_cost
-from coram_hf.execution.threads import in_threads
-from coram_hf.geometry.scratch import scratch
+from coram_hf.execution.tasks import in_threads
+from coram_hf.geometry.slices import scratch
 
 
 def test_every_item_is_worked_on_once_by_single_threads(two_threads):

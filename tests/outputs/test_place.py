@@ -10,10 +10,10 @@ from helpers.models import tiny_llama
 from safetensors.torch import load_file
 
 from coram_hf.outputs import folder as folder_module
-from coram_hf.outputs.file_tensor import FileTensor
 from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, units, without_data
 from coram_hf.outputs.pages import forget
+from coram_hf.outputs.place import FileTensor
 
 OFFSET = 13
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool, torch.float8_e4m3fn]

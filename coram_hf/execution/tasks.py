@@ -1,0 +1,124 @@
+"""Tasks: what is done with one parameter, and several of them at a time, each in a thread of its own.
+
+The small algebra of a slice cannot use more than one core. Up to `LARGEST_COUNT` cores, every thread computes
+on one, so the bits of a merge do not depend on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.methods.protocol import How, Work
+from coram_hf.methods.record import Record, check_finite, measure
+from coram_hf.outputs.layout import Unit
+from coram_hf.outputs.place import Output, Place
+
+LARGEST_COUNT = 8
+"""The most parameters to merge at a time, as each takes memory; further cores are divided among them."""
+
+Task = Callable[[Parameter, Place | None], Record]
+"""Merges one parameter into its place; without a place it is only measured."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Done(NamedTuple):
+    """One finished unit: the records of its parameters, and their outputs."""
+
+    records: list[Record]
+    outputs: Mapping[str, Output]
+
+
+class WholeSink(Protocol):
+    """A sink that takes every parameter of the model, merged or not."""
+
+    def place(self, name: str) -> Place:
+        """Where one merged parameter goes."""
+        ...
+
+    def unchanged(self, name: str, tensor: Tensor) -> Output:
+        """A parameter that is not merged."""
+        ...
+
+
+def merge_task(
+    work: Work, names: Mapping[str, How], lam: float | None, inputs: Inputs, measures: bool
+) -> Task:
+    """The task of merging one parameter: amplified if the method says so, and measured along the way."""
+    experts = list(inputs.experts)
+
+    def task(parameter: Parameter, place: Place | None) -> Record:
+        record, strength = Record(), lam if names[parameter.name].amplified else 1.0
+        for block in work(parameter):
+            record.slices += block.stats
+            if block.squares is not None:
+                of_base, *of_updates = block.squares.tolist()
+                record.measure(of_base, of_updates)
+            if place is not None:
+                record.write(*place.add(block, parameter, strength))
+        if place is not None:
+            record.write(*place.close(parameter, strength))
+        if measures and not record.updates:
+            measure(parameter, record, experts)
+        elif record.updates:
+            check_finite(parameter.name, record, experts)
+        return record
+
+    return task
+
+
+def merge_unit(unit: Unit, inputs: Inputs, merged: Collection[str], task: Task, sink: WholeSink) -> Done:
+    """Merge the named parameters of a unit; the others stay as in the base, and are measured."""
+    records: list[Record] = []
+    outputs: dict[str, Output] = {}
+    for name in unit:
+        parameter = inputs.parameter(inputs.base.tied.get(name, name))
+        if parameter.name in merged:
+            place = sink.place(name)
+            outputs[name] = place.out
+            records.append(task(parameter, place))
+        else:
+            outputs[name] = sink.unchanged(name, parameter.base)
+            floating = parameter.base.is_floating_point()
+            records.append(measure(parameter, Record(), list(inputs.experts)) if floating else Record())
+    return Done(records, outputs)
+
+
+def thread_count(device: torch.device | None) -> int:
+    """How many parameters to merge at a time: one per CPU core; one on an accelerator."""
+    on_cpu = device is None or device.type == "cpu"
+    return min(LARGEST_COUNT, torch.get_num_threads()) if on_cpu else 1
+
+
+def in_threads(
+    work: Callable[[Item], Result], items: Iterable[Item], count: int
+) -> Iterator[tuple[Item, Result]]:
+    """Yield (item, work(item)) as they finish, `count` at a time; the first error stops the work."""
+    threads = torch.get_num_threads()
+    share = max(1, threads // count)
+    pool = ThreadPoolExecutor(count, "merge", lambda: torch.set_num_threads(share))
+    running: dict[Future[Result], Item] = {}
+    try:
+        with threadpool_limits(share, user_api="blas"):
+            for item in items:
+                while len(running) >= count:
+                    yield from _finished(running)
+                running[pool.submit(work, item)] = item
+            while running:
+                yield from _finished(running)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _finished(running: dict[Future[Result], Item]) -> list[tuple[Item, Result]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    return [(running.pop(future), future.result()) for future in done]
