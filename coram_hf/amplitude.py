@@ -54,12 +54,12 @@ class Strength:
 
     @classmethod
     def of(cls, config: CoramConfig, n_experts: int) -> Strength:
-        """The strength requested by a configuration."""
+        """The strength requested by a configuration; after decorrelation, the scale is always c_RMS."""
         return cls(
             config.expert_weights(n_experts),
             config.balance,
             config.kappa,
-            config.scale,
+            config.scale if config.decorrelate is None else "c_rms",
             config.lam,
             config.dispersion_threshold,
         )

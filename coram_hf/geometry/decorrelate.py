@@ -90,32 +90,35 @@ def ridge(updates: Sequence[Tensor]) -> list[Tensor]:
     sizes = [float(torch.linalg.vector_norm(tau)) for tau in updates]
     if not any(sizes):
         return [torch.zeros_like(tau) for tau in updates]
-    units = [tau / size if size else tau for tau, size in zip(updates, sizes, strict=True)]
     if count * m <= n:
-        return _ridge_by_outputs(units, sizes)
+        return _ridge_by_outputs(updates, sizes)
+    shares = [count / size**2 if size else 0.0 for size in sizes]
     if m < n:
-        inverse = _regularised_inverse(gram_of_columns(torch.cat(units)))
-        used = [gram_of_columns(unit.mT) @ tau for unit, tau in zip(units, updates, strict=True)]
-        return [product.mul_(count) @ inverse for product in used]
-    grams = [gram_of_columns(unit) for unit in units]
-    inverse = _regularised_inverse(torch.stack(grams).sum(0))
-    shares = [gram @ inverse for gram in grams]
-    return [tau @ share.mul_(count) for tau, share in zip(updates, shares, strict=True)]
+        total = updates[0].new_zeros(n, n)
+        for tau, share in zip(updates, shares, strict=True):
+            total.add_(gram_of_columns(tau), alpha=share / count)
+        inverse = _regularised_inverse(total)
+        return [
+            (gram_of_columns(tau.mT).mul_(share) @ tau) @ inverse
+            for tau, share in zip(updates, shares, strict=True)
+        ]
+    grams = [gram_of_columns(tau).mul_(share) for tau, share in zip(updates, shares, strict=True)]
+    inverse = _regularised_inverse(torch.stack(grams).sum(0) / count)
+    return [tau @ (gram @ inverse) for tau, gram in zip(updates, grams, strict=True)]
 
 
-def _ridge_by_outputs(units: Sequence[Tensor], sizes: Sequence[float]) -> list[Tensor]:
+def _ridge_by_outputs(updates: Sequence[Tensor], sizes: Sequence[float]) -> list[Tensor]:
     """N |tau_i| (T_i T_i^T) [(T T^T + eta lambda_max I)^-1 T]_i, with T the stacked tau_i / |tau_i|."""
-    (m, _), count = units[0].shape, len(units)
-    T = torch.cat(list(units))
+    m, count = len(updates[0]), len(updates)
+    T = torch.cat([tau / size if size else tau for tau, size in zip(updates, sizes, strict=True)])
     K = gram_of_columns(T.mT)
-    own = [K[i * m : (i + 1) * m, i * m : (i + 1) * m] for i in range(count)]
-    used = [count * size * block for size, block in zip(sizes, own, strict=True)]
+    rows = [slice(i * m, (i + 1) * m) for i in range(count)]
+    own = [count * size * K[some, some] for some, size in zip(rows, sizes, strict=True)]
     inverse = _regularised_inverse(K)
-    return [(block @ inverse[i * m : (i + 1) * m]) @ T for i, block in enumerate(used)]
+    return [(block @ inverse[some]) @ T for block, some in zip(own, rows, strict=True)]
 
 
 def _regularised_inverse(gram: Tensor) -> Tensor:
-    """(A + eta lambda_max(A) I)^-1 by Cholesky; the condition number is at most 1 + 1 / eta."""
-    shifted = gram.clone()
-    shifted.diagonal().add_(ETA * largest_eigenvalue(gram))
-    return torch.cholesky_inverse(torch.linalg.cholesky(shifted))
+    """(A + eta lambda_max(A) I)^-1 by Cholesky, with A overwritten; its condition is at most 1 + 1 / eta."""
+    gram.diagonal().add_(ETA * largest_eigenvalue(gram))
+    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
