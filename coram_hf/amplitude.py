@@ -57,12 +57,12 @@ class Strength:
 
     @classmethod
     def of(cls, config: CoramConfig, n_experts: int) -> Strength:
-        """The strength requested by a configuration."""
+        """The strength requested by a configuration; after decorrelation, the scale is always c_RMS."""
         return cls(
             config.expert_weights(n_experts),
             config.balance,
             config.kappa,
-            config.scale,
+            config.scale if config.decorrelate is None else "c_rms",
             config.lam,
             config.dispersion_threshold,
             config.lambda_step,
@@ -171,8 +171,9 @@ def kappa_rule(D: float, threshold: float) -> float:
 
 
 def balance_factors(relative: Mapping[str, float], balance: Balance | None) -> dict[str, float]:
-    """f_i for W_i <- W_0 + f_i dW_i with m the median r_i: `damp` min(1, m / r_i), `equal` m / r_i.
+    """f_i for W_i <- W_0 + f_i dW_i with m the median r_i.
 
+    `damp`: min(1, m / r_i); `root`: min(1, sqrt(m / r_i)); `equal`: m / r_i.
     Experts equal to the base have f_i = 1 and do not enter the median.
     """
     changed = [r for r in relative.values() if r > 0]
@@ -180,7 +181,9 @@ def balance_factors(relative: Mapping[str, float], balance: Balance | None) -> d
         return dict.fromkeys(relative, 1.0)
     middle = median(changed)
     factors = {name: middle / r if r > 0 else 1.0 for name, r in relative.items()}
-    return {name: min(1.0, f) for name, f in factors.items()} if balance == "damp" else factors
+    if balance == "equal":
+        return factors
+    return {name: min(1.0, math.sqrt(f) if balance == "root" else f) for name, f in factors.items()}
 
 
 def contraction(update_norms: Sequence[float], merged_norm: float) -> float | None:

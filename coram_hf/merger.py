@@ -75,7 +75,9 @@ def merge_into(
         amplitude = choose(known.measured, strength, c_rms)
         work = sink.kept(work, measured)
         if amplitude.lam is None:
-            raise CoramError('the merged update is zero, so scale="c_rms" is undefined; pass lam=')
+            raise CoramError(
+                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam="
+            )
 
     while True:
         task = merge_task(work, names, amplitude.lam, inputs, run.measures)
@@ -131,7 +133,7 @@ class Merger:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
 
         `keep_update=False` drops each update once it is written, which saves memory but rules out
-        `with_lambda`; with `scale="c_rms"` all updates are held until lambda is known.
+        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known.
         """
         inputs = self.inputs
         for warning in self.inspect().warnings:

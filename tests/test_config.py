@@ -12,7 +12,9 @@ MODES = ("mean", "energy", "variance", "owner", "margin")
 RESIDUALS = ("ta", "ties", "tsvm")
 DIAGNOSTIC = ("q", "s", "v", "qs", "sv")
 GEOMETRY = [*CORES, *DIAGNOSTIC, *(f"SS({core},{mode})" for core, mode in itertools.product(CORES, MODES))]
-LINES = [*GEOMETRY, *(f"{line}.{rp}" for line, rp in itertools.product(GEOMETRY, RESIDUALS))]
+DECORRELATED = [f"DEC({line}{how})" for line, how in itertools.product(GEOMETRY, ("", ",ridge"))]
+ALONE = [*GEOMETRY, *DECORRELATED]
+LINES = [*ALONE, *(f"{line}.{rp}" for line, rp in itertools.product(ALONE, RESIDUALS))]
 
 
 @pytest.mark.parametrize("height", ["", " (h=16)", " (h=32)", " (h=64)"])
@@ -40,6 +42,17 @@ def test_every_line_round_trips(height):
             {"conflict": "nca", "spread": "owner", "residual": "ta", "slice_height": 16},
         ),
         ("lr-nca", {"branch": "lr", "conflict": "nca"}),
+        ("DEC(full)", {"decorrelate": "tsv"}),
+        ("DEC( lr , tsv )", {"branch": "lr", "decorrelate": "tsv"}),
+        ("DEC(full,ridge).ta (h=16)", {"decorrelate": "ridge", "residual": "ta", "slice_height": 16}),
+        (
+            "DEC(SS(nca,mean)).ties",
+            {"conflict": "nca", "spread": "mean", "residual": "ties", "decorrelate": "tsv"},
+        ),
+        (
+            "DEC( SS(lr-nca,owner) , ridge )",
+            {"branch": "lr", "conflict": "nca", "spread": "owner", "decorrelate": "ridge"},
+        ),
     ],
 )
 def test_lines_mean_what_the_paper_says(line, fields):
@@ -68,6 +81,11 @@ def test_a_line_takes_further_options():
         ("full (h=0)", "(h=N)"),
         ("full.ta.ta", "X.rp"),
         ("x-nca", "full, lr"),
+        ("DEC(full,pca)", "'tsv', 'ridge'"),
+        ("DEC(full.ties)", "DEC(X)"),
+        ("SS(DEC(full),mean)", "DEC(X)"),
+        ("DEC(DEC(full))", "DEC(X)"),
+        ("DEC()", "DEC(X)"),
     ],
 )
 def test_unreadable_lines_say_what_is_valid(line, valid):
@@ -85,7 +103,7 @@ def test_unreadable_lines_say_what_is_valid(line, valid):
         ({"spread": "max"}, "'margin', None"),
         ({"residual": "dare"}, "'ta', 'ties', 'tsvm', None"),
         ({"scale": "sqrt"}, "'sqrt_n', 'c_rms'"),
-        ({"balance": True}, "'damp', 'equal', None"),
+        ({"balance": True}, "'damp', 'root', 'equal', None"),
         ({"compute_dtype": "float16"}, "'float64', 'float32'"),
         ({"slice_height": 0}, "slice_height must be a positive integer, found 0"),
         ({"slice_height": 8.0}, r"found 8\.0"),

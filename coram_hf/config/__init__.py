@@ -11,7 +11,7 @@ from coram_hf.config.coram import (
     options_of,
 )
 from coram_hf.config.declared import Declared, PythonOnly, Range, check_names, check_number, declared
-from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Residual, Spread
+from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, Residual, Spread
 
 __all__ = [
     "DEFAULT_HEIGHT",
@@ -21,6 +21,7 @@ __all__ = [
     "Conflict",
     "CoramConfig",
     "Declared",
+    "Decorrelate",
     "PythonOnly",
     "Range",
     "Residual",

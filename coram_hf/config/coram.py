@@ -13,6 +13,7 @@ from coram_hf.config.line import (
     DEFAULT_HEIGHT,
     Branch,
     Conflict,
+    Decorrelate,
     LineFields,
     Residual,
     Spread,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 Scale = Literal["sqrt_n", "c_rms"]
-Balance = Literal["damp", "equal"]
+Balance = Literal["damp", "root", "equal"]
 ComputeDtype = Literal["float64", "float32"]
 
 
@@ -65,8 +66,8 @@ Weights = Annotated[
 ]
 BalanceOption = Annotated[
     Balance | None,
-    "Rescale uneven experts first: damp shrinks those above the median update, equal brings all to the "
-    "median. Not part of the paper.",
+    "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
+    "of that factor, equal brings all to the median. Not part of the paper.",
 ]
 TargetModules = Annotated[
     str | tuple[str, ...] | None,
@@ -133,10 +134,18 @@ class CoramConfig(_Checked):
     residual: Annotated[
         Residual | None, "Merge of the non-target parameters; by default they stay at the base."
     ] = None
+    decorrelate: Annotated[
+        Decorrelate | None,
+        "Change the experts' updates first so that they use different directions: tsv by their singular "
+        "vectors, ridge by regression in the input space; lambda is then kappa * c_RMS. Not part of the "
+        "paper.",
+    ] = None
     kappa: Annotated[
         float | None, Range("(0, inf)"), "Restoration strength; by default from the dispersion D."
     ] = None
-    scale: Annotated[Scale, "Contraction scale: sqrt(N), or the measured c_RMS."] = "sqrt_n"
+    scale: Annotated[
+        Scale, "Contraction scale: sqrt(N), or the measured c_RMS, as always after decorrelation."
+    ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
     lambda_step: Annotated[
         float | None,

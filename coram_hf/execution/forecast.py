@@ -67,7 +67,7 @@ def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -
     held = []
     for name, size in sizes.items():
         how = names.get(inputs.base.tied.get(name, name))
-        held.append(0 if how is None or how.by_rows else WHOLE_COPIES * size)
+        held.append(0 if how is None else how.memory + (0 if how.by_rows else WHOLE_COPIES * size))
     return runner.layout.total_bytes, RESIDENT + runner.threads * of_thread + sum(
         nlargest(runner.threads, held)
     )

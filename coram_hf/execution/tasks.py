@@ -62,6 +62,8 @@ def merge_task(
             if block.squares is not None:
                 of_base, *of_updates = block.squares.tolist()
                 record.measure(of_base, of_updates)
+            if block.decorrelation:
+                record.decorrelate(block.decorrelation)
             if place is not None:
                 record.write(*place.add(block, parameter, strength))
         if place is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.geometry.conflict import split_conflicts_
+from coram_hf.geometry.decorrelated import decorrelate_experts
 from coram_hf.geometry.kernel import SliceStats, gram_of, gram_squares, merge_slices, slice_merge
 from coram_hf.geometry.slices import (
     BLOCK_BYTES,
@@ -76,6 +77,8 @@ def merge_update(
     The update goes to `out` if given, else to a new tensor, float64 for float64 input and float32
     otherwise.
     """
+    if config.decorrelate is not None:
+        experts, factors = decorrelate_experts(base, experts, config, factors, device).experts, None
     update = base.new_empty(base.shape, dtype=update_dtype(base)) if out is None else out
     stats = SliceStats()
     for merged in merge_rows(base, experts, config, factors=factors, device=device):
@@ -99,7 +102,8 @@ def merge_rows(
     """W_merge - W_0 of one matrix, a few rows at a time, in tens of megabytes regardless of its size.
 
     `factors` rescales every expert's update first, W_i <- W_0 + f_i (W_i - W_0). Rows are merged on
-    `device`, by default where the base is. `measure` adds the norms of the experts' own updates.
+    `device`, by default where the base is. `measure` adds the norms of the experts' own updates. Experts are
+    merged as they are: decorrelation, which needs all rows at once, comes before.
     """
     factors = [1.0] * len(experts) if factors is None else factors
     source = SliceRows(base, experts, config, factors, base.device if device is None else device)

@@ -12,12 +12,13 @@ from coram_hf.config import CoramConfig, Declared, check_names, options_of
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.baseline import euclidean_blocks
+from coram_hf.methods.decorrelated import decorrelated_blocks, memory_of
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.protocol import Block, How, Work
 from coram_hf.methods.residual import BY_ROWS, merge_residual
 from coram_hf.methods.updates import Updates
 
-STATED_BY_LINE = ("branch", "conflict", "spread", "residual", "slice_height")
+STATED_BY_LINE = ("branch", "conflict", "spread", "residual", "decorrelate", "slice_height")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Coram:
         """The amplified targets, and with a residual pathway all other floating-point tensors."""
         residual = self.configuration.residual
         found = dict.fromkeys(inputs.targets, How(amplified=True, by_rows=True))
+        if self.configuration.decorrelate is not None:
+            found = {name: how._replace(memory=memory_of(inputs, name)) for name, how in found.items()}
         if residual is not None:
             found |= dict.fromkeys(inputs.outside, How(amplified=False, by_rows=residual in BY_ROWS))
         return found
@@ -46,7 +49,9 @@ class Coram:
         make = partial(Updates, weights=weights, factors=tuple(factors))
 
         def work(parameter: Parameter) -> Iterator[Block]:
-            if parameter.target is not None:
+            if parameter.target is not None and config.decorrelate is not None:
+                yield from decorrelated_blocks(parameter, inputs, config, factors, measured=measure)
+            elif parameter.target is not None:
                 for i, (_, base, experts) in enumerate(parameter.matrices()):
                     for merged in merge_rows(
                         base, experts, config, factors=factors, device=inputs.device, measure=measure

@@ -12,10 +12,14 @@ from coram_hf.inputs.inputs import Inputs, Parameter
 
 
 class How(NamedTuple):
-    """How a parameter is merged: amplified by lambda or not, a few rows at a time or as a whole."""
+    """How a parameter is merged: amplified by lambda or not, a few rows at a time or as a whole.
+
+    memory: the bytes that this takes beyond some rows or, as a whole, some copies.
+    """
 
     amplified: bool
     by_rows: bool
+    memory: int = 0
 
 
 class Block(NamedTuple):
@@ -23,6 +27,7 @@ class Block(NamedTuple):
 
     matrix: the index of the matrix that the rows belong to; None for rows of the parameter as stored.
     squares: |W_0|^2 and |W_i - W_0|^2 of the rows, if they were measured along the way.
+    decorrelation: the numbers of a `Decorrelation`, of those matrices whose rows begin here.
     """
 
     matrix: int | None
@@ -30,6 +35,7 @@ class Block(NamedTuple):
     update: Tensor
     stats: SliceStats
     squares: Tensor | None = None
+    decorrelation: Sequence[float] = ()
 
 
 Work = Callable[[Parameter], Iterator[Block]]

@@ -19,6 +19,7 @@ class Record:
 
     moved, lost: |coefficient * update|^2 and |error of rounding to the result's dtype|^2.
     base, updates: |W_0|^2, and |W_i - W_0|^2 of every expert, if they were measured.
+    decorrelation: the numbers of its `Decorrelation`, if it was decorrelated.
     """
 
     slices: SliceStats = field(default_factory=SliceStats)
@@ -26,11 +27,16 @@ class Record:
     lost: float = 0.0
     base: float = 0.0
     updates: list[float] = field(default_factory=list)
+    decorrelation: list[float] = field(default_factory=list)
 
     def measure(self, base: float, updates: Sequence[float]) -> None:
         """Add the squared norms of some rows."""
         self.base += base
-        self.updates = [a + b for a, b in zip(self.updates or [0.0] * len(updates), updates, strict=True)]
+        self.updates = _added(self.updates, updates)
+
+    def decorrelate(self, numbers: Sequence[float]) -> None:
+        """Add the numbers of a matrix that was decorrelated."""
+        self.decorrelation = _added(self.decorrelation, numbers)
 
     def write(self, moved: float, lost: float) -> None:
         """Add `moved` and `lost` of some rows that were written."""
@@ -52,6 +58,10 @@ class Record:
         return cls(**{**values, "slices": SliceStats(**values["slices"])})
 
 
+def _added(some: Sequence[float], more: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip(some or [0.0] * len(more), more, strict=True)]
+
+
 def total(records: Iterable[Record]) -> Record:
     """The sum of all records, independent of their order."""
     every = list(records)
@@ -63,10 +73,14 @@ def total(records: Iterable[Record]) -> Record:
     for record in every:
         whole.slices += record.slices
     whole.slices.squared_norm = math.fsum(record.slices.squared_norm for record in every)
-    whole.updates = [
-        math.fsum(column) for column in zip(*(r.updates for r in every if r.updates), strict=True)
-    ]
+    whole.updates = _sums([record.updates for record in every])
+    whole.decorrelation = _sums([record.decorrelation for record in every])
     return whole
+
+
+def _sums(rows: Iterable[Sequence[float]]) -> list[float]:
+    """The sum of each column over all rows that have any."""
+    return [math.fsum(column) for column in zip(*filter(None, rows), strict=True)]
 
 
 def norms(records: Iterable[Record], experts: Sequence[str]) -> UpdateNorms:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import Range
+from coram_hf.geometry.linalg import gram, inverse_root, leading_right_vectors
 from coram_hf.geometry.slices import row_blocks
 from coram_hf.methods.baseline import Baseline
-from coram_hf.methods.linalg import gram, inverse_root, leading_right_vectors
 from coram_hf.methods.linear import linear
 from coram_hf.methods.updates import Updates
 

@@ -46,19 +46,21 @@ class ModelSink:
 
         def from_kept(parameter: Parameter) -> Iterator[Block]:
             if parameter.name in self.updates:
-                yield from kept_blocks(self.updates[parameter.name], records[parameter.name].slices)
+                yield from kept_blocks(self.updates[parameter.name], records[parameter.name])
             else:
                 yield from work(parameter)
 
         return from_kept
 
 
-def kept_blocks(update: Tensor, stats: SliceStats | None = None) -> Iterator[Block]:
-    """A kept update, a few rows at a time; the first block carries the stats of all slices."""
+def kept_blocks(update: Tensor, record: Record) -> Iterator[Block]:
+    """A kept update, a few rows at a time; the first block carries what was recorded when it was merged."""
     whole = as_rows(update)
+    squares = torch.tensor([record.base, *record.updates], dtype=torch.float64) if record.updates else None
+    stats, decorrelation = record.slices, record.decorrelation
     for rows in row_blocks(update):
-        yield Block(None, rows, whole[rows], stats or SliceStats())
-        stats = None
+        yield Block(None, rows, whole[rows], stats, squares, decorrelation)
+        stats, squares, decorrelation = SliceStats(), None, []
 
 
 def new_model(inputs: Inputs) -> PreTrainedModel:

@@ -15,7 +15,7 @@ class MergePlan(Shown):
     """What becomes of every parameter, and what follows from the experts' update norms.
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
-    equals the base (`dispersion` is infinite), and `scale="c_rms"` is measured during the merge.
+    equals the base (`dispersion` is infinite), and c_RMS is measured during the merge.
     `tied` maps the other names of a tied parameter to the name under which it is merged; `kinds` says what
     every parameter is: attention, mlp, norm and so on.
     """

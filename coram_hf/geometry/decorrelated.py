@@ -1,0 +1,154 @@
+"""Experts with decorrelated updates, W_0 + tau~_i, and how far their input subspaces overlap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coram_hf.config import CoramConfig, Decorrelate
+from coram_hf.geometry.decorrelate import decorrelated, default_rank
+from coram_hf.geometry.linalg import gram_of_columns
+
+Factors = tuple[Tensor, Tensor]
+"""B (m x r) and A (r x n) of an update B A of low rank."""
+
+PROBES = 16
+"""Random directions from which the overlap of wide matrices is estimated."""
+
+EXACT_WIDTH = 256
+"""The widest matrix whose overlap is computed exactly."""
+
+
+class Decorrelation(NamedTuple):
+    """Sums over matrices: |tau~_i|^2 of every expert, and <G_i, G_j> before and after, with G = tau^T tau."""
+
+    energies: Tensor
+    before: Tensor
+    after: Tensor
+
+    def flat(self) -> list[float]:
+        """All numbers in a list, which can be added to those of other matrices."""
+        return torch.cat([part.flatten() for part in self]).tolist()
+
+    @classmethod
+    def of(cls, numbers: Sequence[float], n_experts: int) -> Decorrelation:
+        """The inverse of `flat`."""
+        size = (n_experts, n_experts)
+        energies, before, after = torch.tensor(numbers, dtype=torch.float64).split(
+            [n_experts, n_experts**2, n_experts**2]
+        )
+        return cls(energies, before.view(size), after.view(size))
+
+
+class Decorrelated(NamedTuple):
+    """W_0 + tau~_i of one matrix, and what its decorrelation did."""
+
+    experts: list[Tensor]
+    measured: Decorrelation
+
+
+def decorrelate_experts(
+    base: Tensor,
+    experts: Sequence[Tensor],
+    config: CoramConfig,
+    factors: Sequence[float] | None = None,
+    device: torch.device | None = None,
+) -> Decorrelated:
+    """Decorrelate the updates f_i (W_i - W_0) of dense experts.
+
+    Directions that rounding to float32 (float64 for float64 weights) explains count as zero.
+    """
+    W0 = _loaded(base, config, device)
+    raw = [expert.detach().to(W0) - W0 for expert in experts]
+    before = _shared(raw)
+    changed = decorrelated(raw, _how(config), floor=_rounding_floor(base, experts, W0))
+    del raw
+    return _assembled(W0, _measured(before, changed, factors), changed, factors)
+
+
+def decorrelate_factors(
+    base: Tensor,
+    low_rank: Sequence[Factors],
+    config: CoramConfig,
+    factors: Sequence[float] | None = None,
+    device: torch.device | None = None,
+) -> Decorrelated:
+    """Decorrelate updates B_i A_i of low rank as cores between orthonormal bases of all B's and all A's."""
+    W0 = _loaded(base, config, device)
+    lefts, rights = [B.detach().to(W0) for B, _ in low_rank], [A.detach().to(W0).mT for _, A in low_rank]
+    (Q, R), (P, T) = torch.linalg.qr(torch.cat(lefts, 1)), torch.linalg.qr(torch.cat(rights, 1))
+    ranks = [left.shape[1] for left in lefts]
+    cores = [r @ t.mT for r, t in zip(R.split(ranks, 1), T.split(ranks, 1), strict=True)]
+    changed = decorrelated(cores, _how(config), default_rank(base.shape[0], base.shape[1], len(low_rank)))
+    measured = _measured(_shared(cores), changed, factors)
+    return _assembled(W0, measured, [_between(Q, core, P) for core in changed], factors)
+
+
+def _loaded(base: Tensor, config: CoramConfig, device: torch.device | None) -> Tensor:
+    """W_0 in the precision of `tsv`, float64, or for `ridge`, which is well-conditioned, of the geometry."""
+    dtype = torch.float64 if config.decorrelate == "tsv" else config.torch_compute_dtype
+    return base.detach().to(base.device if device is None else device, dtype)
+
+
+def _measured(before: Tensor, after: Sequence[Tensor], factors: Sequence[float] | None) -> Decorrelation:
+    scale = torch.tensor([1.0] * len(after) if factors is None else list(factors), dtype=torch.float64)
+    norms = torch.stack([torch.linalg.vector_norm(tau).to("cpu", torch.float64) for tau in after])
+    squares = (scale[:, None] * scale).square()
+    return Decorrelation((scale * norms).square(), before * squares, _shared(after) * squares)
+
+
+def _assembled(
+    W0: Tensor, measured: Decorrelation, updates: Sequence[Tensor], factors: Sequence[float] | None
+) -> Decorrelated:
+    """W_0 + f_i tau~_i, written over the updates; balancing commutes with both ways to decorrelate."""
+    for tau, factor in zip(updates, factors or [1.0] * len(updates), strict=True):
+        torch.add(W0, tau, alpha=factor, out=tau)
+    return Decorrelated(list(updates), measured)
+
+
+def _between(Q: Tensor, core: Tensor, P: Tensor) -> Tensor:
+    """Q core P^T, multiplied out through the rank of the core."""
+    U, S, Vh = torch.linalg.svd(core, full_matrices=False)
+    rank = int((S > torch.finfo(S.dtype).eps * float(S[0])).sum()) if len(S) else 0
+    return (Q @ (U[:, :rank] * S[:rank])) @ (Vh[:rank] @ P.mT)
+
+
+def _shared(updates: Sequence[Tensor]) -> Tensor:
+    """<G_i, G_j> with G = tau^T tau; of wide matrices, the mean of <G_i z, G_j z> over random signs z."""
+    width = updates[0].shape[1]
+    if width <= EXACT_WIDTH:
+        images = [gram_of_columns(tau) for tau in updates]
+    else:
+        seeded = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (width, PROBES), generator=seeded).to(updates[0])
+        probes = (2 * signs - 1) / math.sqrt(PROBES)
+        images = [tau.mT @ (tau @ probes) for tau in updates]
+    flat = torch.stack([image.flatten() for image in images])
+    return (flat @ flat.mT).to("cpu", torch.float64)
+
+
+def mean_overlap(shared: Tensor) -> float | None:
+    """The mean over pairs i < j of <G_i, G_j> / (|G_i| |G_j|); None without a pair of non-zero updates."""
+    sizes = shared.diagonal().sqrt()
+    pairs = [(i, j) for i in range(len(sizes)) for j in range(i) if sizes[i] > 0 and sizes[j] > 0]
+    cosines = [float(shared[i, j] / (sizes[i] * sizes[j])) for i, j in pairs]
+    return math.fsum(cosines) / len(cosines) if cosines else None
+
+
+def _how(config: CoramConfig) -> Decorrelate:
+    assert config.decorrelate is not None
+    return config.decorrelate
+
+
+def _rounding_floor(base: Tensor, experts: Sequence[Tensor], W0: Tensor) -> float:
+    """The largest singular value that rounding weights may cause: noise of eps |W_0| / 2 in every entry."""
+    exact = all(t.dtype == torch.float64 for t in (base, *experts))
+    m, n = base.shape
+    size = float(torch.linalg.vector_norm(W0)) / math.sqrt(max(1, W0.numel()))
+    return (
+        torch.finfo(torch.float64 if exact else torch.float32).eps / 2 * size * (math.sqrt(m) + math.sqrt(n))
+    )
