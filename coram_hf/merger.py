@@ -22,6 +22,7 @@ from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.opening import open_here
+from coram_hf.execution.placing import with_result_placement
 from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
@@ -29,13 +30,13 @@ from coram_hf.execution.tasks import merge_task
 from coram_hf.hub import publish_report, push_folder, write_card
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
-from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.options import MergeOptions, PlacementOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.protocol import Method
 from coram_hf.methods.record import Record, total
 from coram_hf.outputs.memory import ModelSink, new_model
-from coram_hf.outputs.model_files import save_model_files
+from coram_hf.outputs.model_files import remove_other_files, save_model_files
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
 from coram_hf.report.figures import preload
@@ -103,7 +104,7 @@ class Merger:
         self, inputs: Inputs, choice: Choice, *, progress: bool = True, opening: float = 0.0
     ) -> None:
         """`opening`: seconds that opening the inputs took."""
-        check_precision(inputs.device, choice.compute_dtype)
+        check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
         self.method = choice.make(inputs)
         self._choice = choice
@@ -129,19 +130,23 @@ class Merger:
         names = self.method.names(self.inputs)
         return build_plan(self.inputs, self._choice.label, names, amplitude, survey, self._choice.carrying)
 
-    def merge(self, *, keep_update: bool = True) -> MergeResult:
+    def merge(self, *, keep_update: bool = True, **placement: Unpack[PlacementOptions]) -> MergeResult:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
 
         `keep_update=False` drops each update once it is written, which saves memory but rules out
-        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known.
+        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known. If a part of the
+        result is on the disk, kept updates are files there. `device_map`, `max_memory` and `offload_folder`
+        place this result otherwise than the base is placed.
         """
         inputs = self.inputs
+        result_inputs = with_result_placement(inputs, placement)
         for warning in self.inspect().warnings:
             logger.warning(warning)
         names = self.method.names(inputs)
         amplified = [name for name, how in names.items() if how.amplified]
         keep = keep_update or self._strength.measures_contraction
-        sink = ModelSink(new_model(inputs), inputs.targets, (amplified or list(names)) if keep else ())
+        model = new_model(result_inputs, merged=names)
+        sink = ModelSink(model, inputs.targets, (amplified or list(names)) if keep else ())
         outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
         report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
         updates = sink.updates if keep_update else None
@@ -167,6 +172,7 @@ class Merger:
                     logger.warning(warning)
                 report = self._report(outcome, plan, run.layout.skeleton.dtype)
                 if run.processes.first:
+                    remove_other_files(run.workspace.files, run.layout)
                     save_model_files(run.workspace.files, run.layout, self.inputs)
                     publish_report(report, run.workspace.files)
                     run.workspace.publish(overwrite)
