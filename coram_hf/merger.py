@@ -27,13 +27,15 @@ from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
-from coram_hf.hub import publish_report, push_folder, write_card
+from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder, write_card
+from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions, PlacementOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
-from coram_hf.methods.protocol import Method
+from coram_hf.methods.oft import merged_adapter
+from coram_hf.methods.protocol import Method, OnlyAmplified
 from coram_hf.methods.record import Record, total
 from coram_hf.outputs.memory import ModelSink, new_model
 from coram_hf.outputs.model_files import remove_other_files, save_model_files
@@ -42,7 +44,6 @@ from coram_hf.report.build import build_plan, build_report, retained
 from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
 
-PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
 SinkType = TypeVar("SinkType", bound=Sink)
 
@@ -178,6 +179,35 @@ class Merger:
                     run.workspace.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)
+
+    def merge_adapter_to(
+        self,
+        folder: str | Path,
+        *,
+        rank: int | None = None,
+        energy: float | None = None,
+        overwrite: bool = False,
+    ) -> MergeReport:
+        """Merge into an adapter of the base, as `MergeResult.save_adapter` writes it, and return the report.
+
+        Every update is factored as soon as it is merged, so that no merged model is held in memory. After an
+        interruption it starts over.
+        """
+        adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
+        for warning in self.inspect().warnings:
+            logger.warning(warning)
+        inputs, method = self.inputs, OnlyAmplified(self.method)
+        outcome = merge_into(adapter.sink(), self._memory, inputs, method, self._strength)
+        report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), torch.float32)
+        found = retained(inputs, outcome.records, outcome.survey)
+        return adapter.write(report, found, method.names(inputs))
+
+    def adapter_folder(
+        self, folder: str | Path, *, rank: int | None, energy: float | None, overwrite: bool
+    ) -> AdapterFolder:
+        """The folder of `merge_adapter_to`; raises any error about it or the options before merging."""
+        oft = merged_adapter(self.method)
+        return AdapterFolder(folder, self.inputs, oft, rank=rank, energy=energy, overwrite=overwrite)
 
     def _report(self, outcome: Outcome, plan: MergePlan, dtype: torch.dtype) -> MergeReport:
         records, amplitude, survey = outcome

@@ -1,5 +1,6 @@
 """The configuration of a merge, its one-line name, and how options are declared and checked."""
 
+from coram_hf.config.adapter import AdapterOptions
 from coram_hf.config.coram import (
     Balance,
     ComputeDtype,
@@ -15,6 +16,7 @@ from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, 
 
 __all__ = [
     "DEFAULT_HEIGHT",
+    "AdapterOptions",
     "Balance",
     "Branch",
     "ComputeDtype",

@@ -77,7 +77,7 @@ TargetModules = Annotated[
 ]
 
 
-class _Checked:
+class Options:
     """A dataclass that checks its declared options on creation."""
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ def _read_options(cls: Any) -> dict[str, Declared]:
 
 
 @dataclass(frozen=True)
-class Shared(_Checked):
+class Shared(Options):
     """The options of every method."""
 
     weights: Weights = None
@@ -115,7 +115,7 @@ class Shared(_Checked):
 
 
 @dataclass(frozen=True)
-class CoramConfig(_Checked):
+class CoramConfig(Options):
     """Every option of a CORAM merge; the defaults are the paper's plain `full` line with its kappa rule."""
 
     slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT

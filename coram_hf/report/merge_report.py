@@ -67,7 +67,8 @@ class MergeReport(Shown):
     rounding_loss: |error of rounding to the model's dtype| / |update|, over all written tensors.
     expert_kinds: "full", or the PEFT type of an adapter.
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
-    adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
+    adapter: if the merge is stored as an adapter, its PEFT type, and for LoRA the requested rank or energy
+    and the relative error over all matrices; adapter_ranks, adapter_errors: by module.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
@@ -108,6 +109,7 @@ class MergeReport(Shown):
     kinds: dict[str, dict[str, int]] = field(default_factory=dict)
     worst_condition: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    adapter: dict[str, Any] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
 
