@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.amplitude import relative_size
 from coram_hf.config import check_number
 from coram_hf.errors import CoramError
 from coram_hf.hub import publish_report, push_folder
@@ -88,6 +89,7 @@ class MergeResult(Shown):
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
+            amplitude=relative_size(lam, self.report.c_rms),
             retention=self._retained.by_group(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 

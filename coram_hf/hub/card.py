@@ -20,7 +20,7 @@ from coram_hf.inputs.parent_card import HUB_ID
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_updates
-from coram_hf.report.merge_report import file_hashes
+from coram_hf.report.merge_report import DECORRELATION, file_hashes
 from coram_hf.report.tables import markdown as table
 
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
@@ -217,7 +217,9 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
     else:
         rows += [("kappa", number(report.kappa)), ("lambda", number(report.lam))]
         rows.append(("chosen", CHOICE.get(report.lam_source or "", inline(report.lam_source))))
-    return [*rows, ("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+    rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+    rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))
+    return [*rows, *((DECORRELATION[key], number(value)) for key, value in report.decorrelation.items())]
 
 
 def _parents(report: MergeReport) -> str:

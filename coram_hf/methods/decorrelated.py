@@ -53,7 +53,8 @@ def _decorrelated(
 
 def memory_of(inputs: Inputs, name: str) -> int:
     """The bytes that the decorrelation of one target holds, apart from its rows."""
-    target, like = inputs.targets[name], inputs.base.original(name)
+    target, like, count = inputs.targets[name], inputs.base.original(name), len(inputs.experts)
     m, n = target.matrices(like)[0].shape
-    copies = EXPERT_COPIES * len(inputs.experts) + OTHER_COPIES
-    return 8 * (copies * m * n + SQUARES * n * min(n, m * len(inputs.experts)))
+    if all(weights.factors is not None for weights in inputs.experts.values()):
+        return 8 * (count + 2) * m * n
+    return 8 * ((EXPERT_COPIES * count + OTHER_COPIES) * m * n + SQUARES * min(n, m * count) ** 2)

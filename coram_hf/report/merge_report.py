@@ -33,8 +33,16 @@ MEASURED = (
     "retention",
     "orthogonality_errors",
     "adapter_errors",
+    "decorrelation",
 )
 """Fields that map names to numbers."""
+
+DECORRELATION = {
+    "c_rms_ratio": "c_RMS / sqrt(N) after decorrelation",
+    "overlap_before": "overlap of the experts' inputs before",
+    "overlap_after": "overlap of the experts' inputs after",
+}
+"""What the numbers about decorrelation are called in tables and cards."""
 
 LIBRARIES = (
     "coram-hf",
@@ -59,6 +67,12 @@ class MergeReport(Shown):
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
     kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (lambda
     was set by hand, and kappa was not used).
+    amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
+    any decorrelation, so that a decorrelated merge has a = kappa.
+    decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
+    if they are at right angles; overlap_before and overlap_after are the mean over pairs of experts
+    of <G_i, G_j> / (|G_i| |G_j|), with G_i = tau_i^T tau_i and sums over all targets; for matrices with more
+    than 256 inputs they are estimated from 16 random directions. Empty without decorrelation.
     counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
     outside_share: per expert, the norm of its update outside the targets over that of its whole update;
     left_at_base: this share over all experts together, as far as it stayed at the base.
@@ -106,6 +120,8 @@ class MergeReport(Shown):
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
+    amplitude: float | None = None
+    decorrelation: dict[str, float | None] = field(default_factory=dict)
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
@@ -155,6 +171,8 @@ class MergeReport(Shown):
                 "lambda": self.lam,
                 "c_RMS": self.c_rms,
                 "sqrt(N)": self.sqrt_n,
+                "amplitude a": self.amplitude,
+                **{DECORRELATION[key]: value for key, value in self.decorrelation.items()},
                 "merged tensors": counts.get("targets", 0) + counts.get("residual", 0),
                 "slices without a frame": counts.get("frameless"),
                 "update left at the base": self.left_at_base,
