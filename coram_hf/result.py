@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.amplitude import relative_size
 from coram_hf.config import check_names, check_number
 from coram_hf.errors import CoramError
 from coram_hf.execution.tasks import in_threads, thread_count
@@ -96,6 +97,7 @@ class MergeResult(Shown):
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
+            amplitude=relative_size(lam, self.report.c_rms),
             retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 

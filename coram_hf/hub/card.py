@@ -22,7 +22,7 @@ from coram_hf.report.adapter import worst_matrices
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_updates
 from coram_hf.report.kinds import kind_table
-from coram_hf.report.merge_report import file_hashes
+from coram_hf.report.merge_report import DECORRELATION, file_hashes
 from coram_hf.report.tables import markdown as table
 
 CARD = "README.md"
@@ -176,11 +176,13 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
         rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
     else:
         used = "kappa, not used" if report.lam_source == "given" else "kappa"
-        scale = "c_RMS" if report.config.get("scale") == "c_rms" else "sqrt(N)"
+        scale = "c_RMS" if report.by_contraction else "sqrt(N)"
         rows += [(used, number(report.kappa)), ("lambda", number(report.lam))]
         rows.append((f"effective kappa, lambda / {scale}", number(report.effective_kappa)))
         rows.append(("chosen", _choice(report)))
-    return [*rows, ("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+    rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+    rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))
+    return [*rows, *((DECORRELATION[key], number(value)) for key, value in report.decorrelation.items())]
 
 
 def _choice(report: MergeReport) -> str:
