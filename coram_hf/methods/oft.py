@@ -18,7 +18,7 @@ from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.inputs.adapters import adapted_modules, open_adapters, shadow
 from coram_hf.inputs.inputs import Inputs, Parameter
-from coram_hf.inputs.internals import oft_rotation
+from coram_hf.inputs.internals.adapters import oft_rotation
 from coram_hf.inputs.weights import Weights
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.linear import sum_weighted

@@ -16,7 +16,7 @@ from coram_hf.config import AdapterOptions
 from coram_hf.errors import CoramError
 from coram_hf.geometry import squared_norm
 from coram_hf.inputs.inputs import Parameter
-from coram_hf.inputs.internals import KEY_PREFIX
+from coram_hf.inputs.internals.adapters import KEY_PREFIX
 from coram_hf.inputs.weights import Target, Weights
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.internals import align_hook, put, skipped_keys
+from coram_hf.inputs.internals.hooks import align_hook, skipped_keys
+from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.offloaded import offload_store
 from coram_hf.inputs.placement import Placement
 from coram_hf.outputs.layout import skeleton
