@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, remove_hook_from_module
@@ -181,7 +181,7 @@ def device_hooks(model: nn.Module) -> list[object]:
     return [hook for module in model.modules() if (hook := getattr(module, "_hf_hook", None)) is not None]
 
 
-Hook = AlignDevicesHook
+Hook: TypeAlias = AlignDevicesHook
 
 
 def align_hook(module: nn.Module) -> Hook | None:
