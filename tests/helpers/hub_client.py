@@ -52,6 +52,20 @@ def first_push(folder):
     return url
 
 
+def offloaded_push(folder):
+    """A result that is on the disk arrives in the bytes of a merge to files."""
+    base, experts_ = folder / "offload-base", experts(tiny_llama())
+    tiny_llama().save_pretrained(base)
+    options = {"device_map": {"": "disk"}, "offload_folder": folder / "offload", "progress": False}
+    merger = CoramMerger(base, experts_, CoramConfig.from_line("lr.ta"), **options)
+    merged = merger.merge()
+    assert all(parameter.is_meta for parameter in merged.model.parameters())
+    merged.push_to_hub("me/offloaded")
+    merger.merge_to(folder / "offload-merged")
+    path = HfApi().hf_hub_download("me/offloaded", "model.safetensors")
+    return Path(path).read_bytes() == (folder / "offload-merged" / "model.safetensors").read_bytes()
+
+
 def edited_card(folder):
     merged = result()
     merged.save_pretrained(folder / "edited")

@@ -68,6 +68,7 @@ def test_push_and_load_back(client):
     assert {"README.md", "coram_report.json", "config.json", "model.safetensors"} <= files.keys()
     assert "figures/updates.png" in files
     assert hub.repositories["me/merged"]["main"]["commits"] == ["A first merge"]
+    assert client("offloaded_push") is True
     client("edited_card")
     client("stale_shards")
     client("evaluated")
