@@ -161,7 +161,9 @@ def test_an_adapter_that_peft_lost_is_refused(tmp_path):
         CoramMerger(tiny_llama(), {"x": model}, progress=False)
 
 
-def test_adapter_folders_over_a_placed_base(tmp_path):
+def test_adapter_folders_over_a_placed_base(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     sources = on_disk(tmp_path, experts={"x": adapted(tiny_llama(), ADAPTERS["lora"], 1)})
     plain = CoramMerger(*sources, progress=False).merge()
     options = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
@@ -176,6 +178,7 @@ def test_adapter_folders_over_a_placed_base(tmp_path):
             tokens = torch.arange(3, 12).unsqueeze(0)
             assert torch.equal(found(input_ids=tokens).logits, plain.model(input_ids=tokens).logits)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in plain.model.state_dict().items())
+    assert not list((tmp_path / "here").iterdir())
 
 
 MEMORY = """
