@@ -12,6 +12,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, evaluate_folder, load_report
+from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub import push_folder
 
 
@@ -155,6 +156,21 @@ def merge_from_the_hub(folder):
         logits(AutoModelForCausalLM.from_pretrained("me/direct")), logits(expected.model.eval())
     )
     return url
+
+
+def dataset(folder):
+    """A dataset on the Hub, at a branch, too; the questions of each."""
+    address = "hf://datasets/me/sums?prompt=question&target=answer"
+    found = [open_tasks([address + more])[0] for more in ("", "&revision=more")]
+    (shown,) = open_tasks([f"{address}&fewshot=1"])
+    refusals = []
+    for bad in ("hf://datasets/me/nothing", f"{address}&split=dev", f"{address}&revision=nowhere"):
+        try:
+            open_tasks([bad])
+        except CoramError as error:
+            refusals.append(str(error))
+    questions = [[(q.prompt, q.right) for q in task.task.questions] for task in found]
+    return {"questions": questions, "shot": shown.task.shots[0].prompt, "refusals": refusals}
 
 
 if __name__ == "__main__":
