@@ -261,7 +261,8 @@ class CoramMerger(Merger):
         experts: a list, or a dict name -> expert; an expert is a model, a PeftModel (each of its adapters
             is an expert), or the folder or Hub id of either.
         config: the method's options; the default is the paper's `full` line with its kappa rule.
-        options: vocabulary, tokenizers, dtype, trust_remote_code, progress; see `MergeOptions`.
+        options: vocabulary, tokenizers, dtype, device, device_map, max_memory, offload_folder,
+            trust_remote_code, progress; see `MergeOptions`.
     """
 
     def __init__(
