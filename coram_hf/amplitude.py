@@ -43,6 +43,7 @@ class Strength:
     """The requested strength of a merge; a method without amplification has lam = 1.
 
     weights: w_i, summing to 1. threshold: D at which the kappa rule changes.
+    amplitude: a for lambda = a * c_RMS, in place of kappa and lambda.
     """
 
     weights: tuple[float, ...]
@@ -51,6 +52,7 @@ class Strength:
     scale: Scale = "sqrt_n"
     lam: float | None = None
     threshold: float = 7.5
+    amplitude: float | None = None
 
     @classmethod
     def of(cls, config: CoramConfig, n_experts: int) -> Strength:
@@ -66,13 +68,15 @@ class Strength:
 
     @property
     def source(self) -> str:
-        """How lambda is determined: "given", "kappa" (from a given kappa) or "rule" (kappa from D)."""
+        """How lambda is determined: "given", "amplitude", "kappa" (given) or "rule" (kappa from D)."""
+        if self.amplitude is not None:
+            return "amplitude"
         return "given" if self.lam is not None else "kappa" if self.kappa is not None else "rule"
 
     @property
     def measures_contraction(self) -> bool:
         """Whether lambda depends on c_RMS, which takes a pass over all targets to measure."""
-        return self.lam is None and self.scale == "c_rms"
+        return self.amplitude is not None or (self.lam is None and self.scale == "c_rms")
 
 
 def wanted(strength: Strength) -> Wanted:
@@ -102,7 +106,7 @@ class Amplitude:
 
 
 def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = None) -> Amplitude:
-    """Determine lambda: as given, kappa * sqrt(N), or kappa * c_RMS."""
+    """Determine lambda: as given, kappa * sqrt(N), kappa * c_RMS, or amplitude * c_RMS."""
     n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
     relative = {} if norms is None else norms.relative()
     factors = balance_factors(relative, strength.balance)
@@ -112,7 +116,9 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
     if kappa is None and math.isfinite(D):
         kappa = kappa_rule(D, strength.threshold)
     lam = strength.lam
-    if lam is None:
+    if strength.amplitude is not None:
+        kappa, lam = None, None if c_rms is None else strength.amplitude * c_rms
+    elif lam is None:
         scale = ideal if strength.scale == "sqrt_n" else c_rms
         lam = None if kappa is None or scale is None else kappa * scale
     return Amplitude(

@@ -58,8 +58,9 @@ def merge(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        kappa = "" if report.kappa is None else f", kappa {report.kappa}, lambda {report.lam:.4g}"
-        print(f"{report.line}: D {report.dispersion:.3g}{kappa}")
+        kappa = "" if report.kappa is None else f", kappa {report.kappa}"
+        lam = "" if report.lam is None else f", lambda {report.lam:.4g}"
+        print(f"{report.line}: D {report.dispersion:.3g}{kappa}{lam}")
         print(f"merged {report.n_experts} experts into {output}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from coram_hf.config import CoramConfig, Declared, options_of
+from coram_hf.config import CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import method_names
@@ -50,7 +50,9 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
 TEXT_KINDS: dict[str, Any] = {"weights": str, "target_modules": list[str]}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
-CONFIG = {name: _typer_option(option) for name, option in options_of(CoramConfig).items()}
+CONFIG = {
+    name: _typer_option(option) for name, option in {**options_of(CoramConfig), **options_of(Shared)}.items()
+}
 OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
 
 Tasks = Annotated[

@@ -28,6 +28,7 @@ TEMPLATES = Path(__file__).parent
 CHOICE = {
     "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
     "kappa": "lambda = kappa * scale, with a given kappa",
+    "amplitude": "lambda = a * c_RMS, with a given amplitude a",
     "given": "lambda was set by hand; kappa was not used",
 }
 COUNTS = {
@@ -215,7 +216,8 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
     if report.lam is None:
         rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
     else:
-        rows += [("kappa", number(report.kappa)), ("lambda", number(report.lam))]
+        rows += [("kappa", number(report.kappa))] if report.kappa is not None else []
+        rows.append(("lambda", number(report.lam)))
         rows.append(("chosen", CHOICE.get(report.lam_source or "", inline(report.lam_source))))
     rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
     rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))

@@ -1,9 +1,9 @@
 """ACE-Merging: regression on input covariances that are estimated from the updates (arXiv 2603.02945).
 
 It is a relative of our `ridge` decorrelation, which always divides by the trace, adds a multiple of the
-identity to the denominator alone, and keeps the experts' parts apart for the geometry. ACE's `eps` is absolute
-and on both sides, so that updates that are small beside it are averaged. Formulas and constants are those of
-the authors' code.
+identity to the denominator alone, and keeps the experts' parts apart for the geometry. ACE's `eps` is
+absolute and on both sides, so that updates that are small beside it are averaged. Formulas and constants are
+those of the authors' code.
 """
 
 from __future__ import annotations

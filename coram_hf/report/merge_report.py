@@ -65,8 +65,8 @@ class MergeReport(Shown):
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (lambda
-    was set by hand, and kappa was not used).
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given) or
+    "given" (lambda was set by hand, and kappa was not used).
     amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
     any decorrelation, so that a decorrelated merge has a = kappa.
     decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
