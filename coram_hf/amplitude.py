@@ -44,7 +44,7 @@ class Strength:
     """The requested strength of a merge; a method without amplification has lam = 1.
 
     weights: w_i, summing to 1. threshold: D at which the kappa rule changes. step: lambda = kappa * scale is
-    rounded to a multiple of it.
+    rounded to a multiple of it. amplitude: a for lambda = a * c_RMS, in place of kappa and lambda.
     """
 
     weights: tuple[float, ...]
@@ -54,6 +54,7 @@ class Strength:
     lam: float | None = None
     threshold: float = 7.5
     step: float | None = None
+    amplitude: float | None = None
 
     @classmethod
     def of(cls, config: CoramConfig, n_experts: int) -> Strength:
@@ -70,13 +71,15 @@ class Strength:
 
     @property
     def source(self) -> str:
-        """How lambda is determined: "given", "kappa" (from a given kappa) or "rule" (kappa from D)."""
+        """How lambda is determined: "given", "amplitude", "kappa" (given) or "rule" (kappa from D)."""
+        if self.amplitude is not None:
+            return "amplitude"
         return "given" if self.lam is not None else "kappa" if self.kappa is not None else "rule"
 
     @property
     def measures_contraction(self) -> bool:
         """Whether lambda depends on c_RMS, which takes a pass over all targets to measure."""
-        return self.lam is None and self.scale == "c_rms"
+        return self.amplitude is not None or (self.lam is None and self.scale == "c_rms")
 
 
 def wanted(strength: Strength) -> Wanted:
@@ -106,7 +109,7 @@ class Amplitude:
 
 
 def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = None) -> Amplitude:
-    """Determine lambda: as given, kappa * sqrt(N), or kappa * c_RMS; the latter two on a grid if asked."""
+    """Determine lambda: as given, amplitude * c_RMS, or kappa times sqrt(N) or c_RMS, on a grid if asked."""
     n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
     relative = {} if norms is None else norms.relative()
     factors = balance_factors(relative, strength.balance)
@@ -116,7 +119,9 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
     if kappa is None and math.isfinite(D):
         kappa = kappa_rule(D, strength.threshold)
     lam = strength.lam
-    if lam is None:
+    if strength.amplitude is not None:
+        kappa, lam = None, None if c_rms is None else strength.amplitude * c_rms
+    elif lam is None:
         scale = ideal if strength.scale == "sqrt_n" else c_rms
         lam = None if kappa is None or scale is None else on_grid(kappa * scale, strength.step)
     return Amplitude(

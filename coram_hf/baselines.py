@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from coram_hf.amplitude import contraction
 from coram_hf.config import Shared, check_names, check_weights, normalized_weights, options_of
 from coram_hf.errors import CoramError
-from coram_hf.geometry import check_tensors
+from coram_hf.geometry import check_tensors, squared_norm, squared_norms
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions, merge_options
 from coram_hf.merger import Merger
@@ -64,7 +65,7 @@ def __getattr__(name: str) -> Any:
 def open_merger(base: ModelSource, experts: ModelSources, method: str, **options: Any) -> Merger:
     """The merger of any method, including CORAM, with all sources opened and checked.
 
-    Options: the parameters of the method, `weights`, `balance`, `target_modules`, and those of
+    Options: the parameters of the method, `weights`, `balance`, `target_modules`, `amplitude`, and those of
     `MergeOptions`.
     """
     entry = find_method(method)
@@ -108,13 +109,16 @@ def merge_tensor(
     method: str,
     *,
     weights: Sequence[float] | None = None,
+    amplitude: float | None = None,
     name: str = "",
     **parameters: Any,
 ) -> Tensor:
     """Merge one tensor; the result is float64 for float64 input and float32 otherwise.
 
-    `name` seeds the methods that draw random numbers.
+    `amplitude` rescales the update to that multiple of the RMS of the experts' updates. `name` seeds the
+    methods that draw random numbers.
     """
+    Shared(amplitude=amplitude)
     chosen = find_method(method)
     if not isinstance(chosen, Baseline):
         raise CoramError(f"{method} does not merge single tensors; see coram_hf.geometry.merge_matrix")
@@ -129,4 +133,11 @@ def merge_tensor(
         None if weights is None else check_weights(weights),
     )
     updates = replace(raw, prepared=chosen.prepared(lambda: iter([raw]), complete))
-    return chosen(updates, complete).add_(updates.base)
+    update = chosen(updates, complete)
+    if amplitude is not None:
+        _, squares = squared_norms(updates.base, updates.experts)
+        c_rms = contraction([square**0.5 for square in squares], squared_norm(update) ** 0.5)
+        if c_rms is None:
+            raise CoramError("the merged update is zero, so it has no amplitude; remove amplitude=")
+        update *= amplitude * c_rms
+    return update.add_(updates.base)

@@ -69,7 +69,7 @@ def merge_into(
     if amplitude.lam is None:
         amplified = [name for name, how in names.items() if how.amplified]
         task = merge_task(work, names, None, inputs, run.measures)
-        measured = run.each("geometry", amplified, task, sink if sink.keeps else None)
+        measured = run.keep("geometry", amplified, task, sink)
         known = known or Survey.of(measured, inputs)
         require_kappa(choose(known.measured, strength), strength)
         merged_square = total(measured.values()).slices.squared_norm
@@ -78,7 +78,8 @@ def merge_into(
         work = sink.kept(work, measured)
         if amplitude.lam is None:
             raise CoramError(
-                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam="
+                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= to CORAM, "
+                "or remove amplitude= from a baseline"
             )
 
     while True:
@@ -241,12 +242,13 @@ class Merger:
         names, n_experts = self.method.names(self.inputs), len(self.inputs.experts)
         work = self.method.bind(self.inputs, (1.0,) * n_experts, measure=True)
         task = merge_task(work, names, 1.0, self.inputs, measures=True)
-        passes = 2 if self._strength.measures_contraction else 1
-        return forecast(self._files(folder), self.inputs, names, task, passes, self._opening)
+        return forecast(self._files(folder), self.inputs, names, task, self._opening)
 
     def _files(self, folder: str | Path, max_shard_size: int | str = "50GB") -> FileRunner:
         label, settings = self._choice.label, self.method.settings
-        return FileRunner(self.inputs, folder, max_shard_size, settings, label, self._progress)
+        names = self.method.names(self.inputs) if self._strength.measures_contraction else {}
+        kept = [name for name, how in names.items() if how.amplified]
+        return FileRunner(self.inputs, folder, max_shard_size, settings, label, self._progress, kept)
 
 
 class CoramMerger(Merger):

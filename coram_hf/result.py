@@ -92,12 +92,14 @@ class MergeResult(Shown):
             records[name].write(*write_update(outputs[name], base, update, lam))
         moved = {name: record.moved for name, record in records.items()}
         self._retained = replace(self._retained, moved={**self._retained.moved, **moved})
+        config, amplitude = self.report.config, relative_size(lam, self.report.c_rms)
+        rescaled = {"amplitude": amplitude} if config.get("amplitude") is not None else {}
         self.report = replace(
             self.report,
-            config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
+            config={**config, **({"lam": lam} if "lam" in config else {}), **rescaled},
             lam=lam,
             lam_source="given",
-            amplitude=relative_size(lam, self.report.c_rms),
+            amplitude=amplitude,
             retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require
-from coram_hf.config import CoramConfig, check_names, options_of
+from coram_hf.config import CoramConfig, Shared, check_names, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, find_method
@@ -78,7 +78,8 @@ def read_recipe(path: Path) -> Recipe:
 
 def _own(content: Mapping[str, Any]) -> Recipe:
     options = text_options()
-    check_names(content, (*OWN_KEYS, *options_of(CoramConfig), *options), "key")
+    method = dict.fromkeys([*OWN_KEYS, *options_of(CoramConfig), *options_of(Shared)])
+    check_names(content, (*method, *options), "key")
     require(content, "base", str)
     require(content, "experts", list | dict)
     parameters = content.get("parameters") or {}

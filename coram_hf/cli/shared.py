@@ -50,7 +50,9 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
 TEXT_KINDS: dict[str, Any] = {"weights": str, "target_modules": list[str]}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
-CONFIG = {name: _typer_option(option) for name, option in options_of(CoramConfig).items()}
+CONFIG = {
+    name: _typer_option(option) for name, option in {**options_of(CoramConfig), **options_of(Shared)}.items()
+}
 OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
 ADAPTER = {name: _typer_option(option) for name, option in options_of(AdapterOptions).items()}
 

@@ -77,6 +77,14 @@ TargetModules = Annotated[
 ]
 
 
+AmplitudeOption = Annotated[
+    float | None,
+    Range("(0, inf)"),
+    "Rescale a baseline's update of the target matrices to this multiple of the RMS of the experts' "
+    "(balanced) updates.",
+]
+
+
 class Options:
     """A dataclass that checks its declared options on creation."""
 
@@ -103,11 +111,12 @@ def _read_options(cls: Any) -> dict[str, Declared]:
 
 @dataclass(frozen=True)
 class Shared(Options):
-    """The options of every method."""
+    """The options of every method; only CORAM has kappa and lambda in place of an amplitude."""
 
     weights: Weights = None
     balance: BalanceOption = None
     target_modules: TargetModules = None
+    amplitude: AmplitudeOption = None
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values."""

@@ -19,10 +19,12 @@ from coram_hf.execution.stream import ReadAhead, Writer
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import Done, Task, here, in_queues, merge_unit, queues
 from coram_hf.execution.workspace import Workspace, check_target
+from coram_hf.geometry import update_dtype
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.record import Record, measure
 from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, Unit, skeleton, units
+from coram_hf.outputs.spool import Spool
 
 SAMPLE = 8
 """The fewest matrices from which to estimate the side of the dispersion threshold."""
@@ -32,6 +34,7 @@ class FileRunner:
     """Runs the phases of a merge into a folder, in a workspace.
 
     Exact norms are measured while merging; before that, a sample tells the side of D's threshold.
+    disk_bytes: those of the result, and of the updates that are kept until lambda is known.
     state: the identity of inputs and settings; None if a model is in memory, so that nothing can be resumed.
     """
 
@@ -45,7 +48,9 @@ class FileRunner:
         settings: Mapping[str, Any],
         label: str = "merge",
         progress: bool = True,
+        kept: Sequence[str] = (),
     ) -> None:
+        """`kept`: the parameters whose updates are kept on disk until lambda is known."""
         self.processes = Processes.find()
         self.target = Path(os.path.abspath(Path(target).expanduser()))
         self._queues = queues(inputs)
@@ -62,18 +67,21 @@ class FileRunner:
         identity = inputs.identity()
         chosen = {**settings, "processes": self.processes.count, "max_shard_size": size}
         self.state = None if identity is None else {"settings": chosen, **identity}
+        likes = [inputs.base.original(name) for name in kept]
+        self.disk_bytes = self.layout.total_bytes + sum(t.numel() * update_dtype(t).itemsize for t in likes)
         self.started = False
         self._label, self._progress = label, progress and self.processes.first
 
     def check(self, overwrite: bool) -> None:
         """Raise if the target cannot be written."""
-        check_target(self.target, overwrite, self.layout.total_bytes, self._inputs.files())
+        check_target(self.target, overwrite, self.disk_bytes, self._inputs.files())
 
     def sink(self) -> FolderSink:
         """The files of this process."""
         files = self.layout.files(self.processes.rank)
         inputs = self._inputs
-        return FolderSink(self.workspace.files, self.layout, files, inputs.base.tied, inputs.targets)
+        spool = Spool(self.workspace.kept)
+        return FolderSink(self.workspace.files, self.layout, files, inputs.base.tied, inputs.targets, spool)
 
     def norms(self, wanted: Wanted) -> Survey | None:
         """Measure all target matrices, or a sample of them to find the side of the threshold."""
@@ -93,8 +101,7 @@ class FileRunner:
     ) -> dict[str, Record]:
         """Run a task on every named parameter not yet journalled; a sink gets all parameters of the model."""
         if sink is None:
-            share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
-            return self._run(phase, share, lambda unit: self._only_measured(unit, task))
+            return self._one_by_one(phase, names, lambda parameter: task(parameter, None))
         inputs, merged = self._inputs, set(names)
         self.started = True
         with sink:
@@ -105,8 +112,15 @@ class FileRunner:
     def _queue_of(self, unit: Unit) -> torch.device:
         return self._inputs.device_of(unit[0])
 
-    def _only_measured(self, unit: Unit, task: Task) -> Done:
-        return Done([task(here(self._inputs, unit[0]), None)], {})
+    def keep(self, phase: str, names: Sequence[str], task: Task, sink: FolderSink) -> dict[str, Record]:
+        """Run a task on every named parameter not yet journalled; their updates go to the sink's spool."""
+        return self._one_by_one(phase, names, lambda parameter: task(parameter, sink.keep(parameter.name)))
+
+    def _one_by_one(
+        self, phase: str, names: Sequence[str], task: Callable[[Parameter], Record]
+    ) -> dict[str, Record]:
+        share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
+        return self._run(phase, share, lambda unit: Done([task(here(self._inputs, unit[0]))], {}))
 
     def _measure(self, phase: str, names: Sequence[str]) -> Survey:
         records = self.each(phase, names, lambda parameter, _: self._look(parameter))

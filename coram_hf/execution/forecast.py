@@ -68,15 +68,13 @@ def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -
     for name, size in sizes.items():
         how = names.get(inputs.base.tied.get(name, name))
         held.append(0 if how is None else how.memory + (0 if how.by_rows else WHOLE_COPIES * size))
-    return runner.layout.total_bytes, RESIDENT + runner.threads * of_thread + sum(
-        nlargest(runner.threads, held)
-    )
+    return runner.disk_bytes, RESIDENT + runner.threads * of_thread + sum(nlargest(runner.threads, held))
 
 
 def forecast(
-    runner: FileRunner, inputs: Inputs, names: Mapping[str, How], task: Task, passes: int, opening: float
+    runner: FileRunner, inputs: Inputs, names: Mapping[str, How], task: Task, opening: float
 ) -> Forecast:
-    """Estimate how long the merge takes, with the given number of passes over the targets."""
+    """Estimate how long the merge takes."""
     first = {unit[0]: unit for unit in runner.share}
     likes = {name: runner.layout.like(name) for name in first}
     memory = _NewMemory(runner.layout, inputs)
@@ -85,11 +83,11 @@ def forecast(
         merge_unit(first[name], inputs, names.keys(), task, memory)
 
     written, cost = runner.layout.total_bytes, write_cost(runner.target.parent)
-    handing_over = written * cost.core / runner.threads
+    handing_over = runner.disk_bytes * cost.core / runner.threads
     return Forecast(
-        computing=passes * computing(likes, work, runner.threads) + handing_over,
-        reading=passes * read_seconds(path for _, weights in inputs.named() for path in weights.files),
-        writing=written * cost.disk,
+        computing=computing(likes, work, runner.threads) + handing_over,
+        reading=read_seconds(path for _, weights in inputs.named() for path in weights.files),
+        writing=runner.disk_bytes * cost.disk,
         hashing=written / HASH_RATE / min(runner.threads, len(runner.layout.headers)),
         opening=opening,
     )

@@ -52,6 +52,10 @@ class MemoryRunner:
 
         return self.map(phase.partition(" ")[0], names, work)
 
+    def keep(self, phase: str, names: Sequence[str], task: Task, sink: Sink) -> dict[str, Record]:
+        """Run a task on every named parameter, whose updates the sink keeps."""
+        return self.map(phase, names, lambda name: task(self._inputs.parameter(name), sink.keep(name)))
+
     def map(self, what: str, names: Sequence[str], work: Callable[[str], Result]) -> dict[str, Result]:
         """work(name) by name, in the order of the names; each is done in the queue of its device."""
         bar = partial(tqdm, desc=f"{self._label}: {what}", disable=not self._progress)

@@ -14,16 +14,14 @@ from coram_hf.outputs.place import Place
 
 
 class Sink(Protocol):
-    """Where merged parameters go.
-
-    keeps: whether it can hold updates until lambda is known.
-    """
-
-    @property
-    def keeps(self) -> bool: ...
+    """Where merged parameters go, and where their updates are kept until lambda is known."""
 
     def place(self, name: str) -> Place:
         """Where one parameter goes."""
+        ...
+
+    def keep(self, name: str) -> Place:
+        """Where the update of one parameter is kept."""
         ...
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
@@ -54,4 +52,8 @@ class Runner(Protocol[SinkType]):
 
         A sink that needs the whole model gets all other parameters unchanged from the base.
         """
+        ...
+
+    def keep(self, phase: str, names: Sequence[str], task: Task, sink: SinkType) -> dict[str, Record]:
+        """Run a task on every named parameter, and let the sink keep their updates."""
         ...

@@ -20,7 +20,7 @@ logger = logging.getLogger("coram_hf")
 
 
 class Workspace:
-    """`.NAME.coram` beside the target NAME: the result's files, the state of its inputs, and a journal.
+    """`.NAME.coram` beside the target NAME: the result's files, kept updates, the inputs' state, a journal.
 
     An entry is journalled only once its data are on the disk, so the journal can be trusted after a crash.
     Each process has its own journal in the same folder.
@@ -30,6 +30,7 @@ class Workspace:
         self.target = target
         self.folder = target.parent / f".{target.name}.coram"
         self.files = self.folder / "files"
+        self.kept = self.folder / "kept"
         self._journal = Journal(self.folder / f"{JOURNAL}-{rank}.jsonl")
         self._lock: int | None = None
 
@@ -68,7 +69,8 @@ class Workspace:
     def _clear(self) -> None:
         """Empty the folder, state first, so that leftovers after a kill are never resumed."""
         (self.folder / STATE).unlink(missing_ok=True)
-        shutil.rmtree(self.files, ignore_errors=True)
+        for folder in (self.files, self.kept):
+            shutil.rmtree(folder, ignore_errors=True)
         for path in self.folder.iterdir():
             path.unlink()
 
@@ -112,8 +114,8 @@ class Workspace:
 
     def clean(self) -> None:
         """Remove everything but the target, state last, so that a kill in between is recognised."""
-        shutil.rmtree(replaced_folder(self.target), ignore_errors=True)
-        shutil.rmtree(self.files, ignore_errors=True)
+        for folder in (replaced_folder(self.target), self.files, self.kept):
+            shutil.rmtree(folder, ignore_errors=True)
         for path in self.folder.glob(f"{JOURNAL}-*"):
             path.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)

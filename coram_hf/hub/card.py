@@ -31,6 +31,7 @@ TEMPLATES = Path(__file__).parent
 CHOICE = {
     "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
     "kappa": "lambda = kappa * scale, with a given kappa",
+    "amplitude": "lambda = a * c_RMS, with a given amplitude a",
     "given": "lambda was set by hand",
 }
 COUNTS = {
@@ -177,7 +178,8 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
     else:
         used = "kappa, not used" if report.lam_source == "given" else "kappa"
         scale = "c_RMS" if report.by_contraction else "sqrt(N)"
-        rows += [(used, number(report.kappa)), ("lambda", number(report.lam))]
+        rows += [(used, number(report.kappa))] if report.kappa is not None else []
+        rows.append(("lambda", number(report.lam)))
         rows.append((f"effective kappa, lambda / {scale}", number(report.effective_kappa)))
         rows.append(("chosen", _choice(report)))
     rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]

@@ -90,7 +90,9 @@ class Baseline:
         return Choice(
             label=self.name,
             make=lambda inputs: Euclidean(self, own, shared),
-            strength=lambda n: Strength(normalized_weights(shared.weights, n), shared.balance, lam=1.0),
+            strength=lambda n: Strength(
+                normalized_weights(shared.weights, n), shared.balance, lam=1.0, amplitude=shared.amplitude
+            ),
             target_modules=shared.target_modules,
             need_targets=False,
         )
@@ -126,7 +128,7 @@ def _yaml(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Euclidean:
-    """A baseline applied to all floating-point tensors of a model, without amplification."""
+    """A baseline applied to all floating-point tensors of a model; only an `amplitude` rescales targets."""
 
     baseline: Baseline
     parameters: Mapping[str, Any]
@@ -138,8 +140,10 @@ class Euclidean:
         return {"method": self.baseline.name, **self.shared.to_dict(), **self.parameters}
 
     def names(self, inputs: Inputs) -> dict[str, How]:
-        """All floating-point tensors."""
-        return dict.fromkeys(inputs.floating, How(amplified=False, by_rows=self.baseline.by_rows))
+        """All floating-point tensors; an amplitude is that of the targets or, if there are none, of all."""
+        scaled = set(inputs.targets or inputs.outside) if self.shared.amplitude is not None else set()
+        by_rows = self.baseline.by_rows
+        return {name: How(amplified=name in scaled, by_rows=by_rows) for name in inputs.floating}
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
         """Apply the function to every matrix of a target, and to every other tensor as a whole."""

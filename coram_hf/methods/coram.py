@@ -9,6 +9,7 @@ from typing import Any
 
 from coram_hf.amplitude import Strength
 from coram_hf.config import CoramConfig, Declared, check_names, options_of
+from coram_hf.errors import CoramError
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.baseline import euclidean_blocks
@@ -82,6 +83,11 @@ class CoramEntry:
 
     def config(self, parameters: Mapping[str, Any]) -> CoramConfig:
         """The configuration from a line and from the fields that it does not encode."""
+        if parameters.get("amplitude") is not None:
+            raise CoramError(
+                'amplitude is an option of baselines; for CORAM, kappa is that with scale="c_rms" or '
+                "decorrelate"
+            )
         check_names(parameters, list(self.options), "CoramConfig option")
         given = {key: value for key, value in parameters.items() if key != "line"}
         if "line" not in parameters:

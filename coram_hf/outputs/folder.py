@@ -21,6 +21,7 @@ from coram_hf.outputs.files import sync_path
 from coram_hf.outputs.layout import Layout
 from coram_hf.outputs.pages import forget
 from coram_hf.outputs.place import FileTensor, InMemory, Output, Place, write_at
+from coram_hf.outputs.spool import Spool
 
 ZEROS = 2**20
 """Bytes written at once if the file system cannot reserve space."""
@@ -32,10 +33,8 @@ SYNC_BYTES = 64 * 2**20
 class FolderSink:
     """The files of one process, created at full length and filled in any order.
 
-    Rows leave the page cache once they are on the disk.
+    Rows leave the page cache once they are on the disk. Updates are kept in a spool until lambda is known.
     """
-
-    keeps = False
 
     def __init__(
         self,
@@ -44,10 +43,11 @@ class FolderSink:
         files: Iterable[str],
         parameters: Mapping[str, str],
         targets: Mapping[str, Target],
+        spool: Spool,
     ) -> None:
         """`parameters` maps the other names of tied parameters to the one under which they are merged."""
         self._folder, self._layout, self._names = folder, layout, list(files)
-        self._first, self._targets = parameters, targets
+        self._first, self._targets, self._spool = parameters, targets, spool
         self._files: dict[str, FileIO] = {}
         self._mapped: dict[str, Tensor] = {}
 
@@ -83,8 +83,12 @@ class FolderSink:
         return self._place(disk) if by_rows else InMemory(self._map(disk))
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
-        """Return the work unchanged: a folder keeps no updates."""
-        return work
+        """The work, with updates from the spool reused instead of merged again."""
+        return self._spool.kept(work, records)
+
+    def keep(self, name: str) -> Place:
+        """Where the update of one parameter is kept."""
+        return self._spool.place(self._targets.get(name))
 
     def unchanged(self, name: str, tensor: Tensor) -> Output:
         """A parameter that is not merged, in the dtype of the result."""

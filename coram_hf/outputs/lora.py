@@ -100,14 +100,16 @@ class LoraAdapter:
 class LoraSink:
     """Takes merged parameters one by one, and keeps only the factors of their updates."""
 
-    keeps = False
-
     def __init__(self, adapter: LoraAdapter, targets: Mapping[str, Target]) -> None:
         self._adapter, self._targets = adapter, targets
 
     def place(self, name: str) -> KeptPlace:
         """Where the rows of one update are collected until it can be factored."""
         return _Factored(self._targets.get(name), self._adapter)
+
+    def keep(self, name: str) -> Place:
+        """A place that only measures: whole updates are merged again once lambda is known."""
+        return _Measured(InMemory(torch.empty(0)), None)
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
         """Return the work unchanged: whole updates are not kept."""
@@ -117,11 +119,13 @@ class LoraSink:
 class MeasuringSink:
     """Takes merged parameters and keeps nothing of them but the size of their updates."""
 
-    keeps = False
-
     def place(self, name: str) -> Place:
         """A place that forgets what is written to it."""
         return _Measured(InMemory(torch.empty(0)), None)
+
+    def keep(self, name: str) -> Place:
+        """A place that forgets what is written to it."""
+        return self.place(name)
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
         """Return the work unchanged."""

@@ -29,8 +29,6 @@ class ModelSink:
     model is on the disk.
     """
 
-    keeps = True
-
     def __init__(
         self, model: PreTrainedModel, targets: Mapping[str, Target], keep: Collection[str] = ()
     ) -> None:
@@ -46,6 +44,10 @@ class ModelSink:
         if name in self._keep and name not in self.updates:
             return KeptPlace(out, target, self.updates, self._outputs.room)
         return Place(out, target)
+
+    def keep(self, name: str) -> Place:
+        """Where the update of one parameter is kept: the same place, which keeps it first."""
+        return self.place(name)
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
         """The work, with kept updates reused instead of merged again."""

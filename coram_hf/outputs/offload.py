@@ -20,6 +20,7 @@ from coram_hf.inputs.weights import Target
 from coram_hf.outputs.folder import FolderSink, reserve
 from coram_hf.outputs.layout import Layout, without_data
 from coram_hf.outputs.place import Output
+from coram_hf.outputs.spool import Spool
 
 logger = logging.getLogger("coram_hf")
 
@@ -44,7 +45,7 @@ class Offloaded(dict[str, dict[str, str]]):
         self.parent = parent or Path(tempfile.gettempdir())
         folder = _own_folder(self.parent)
         layout = Layout(without_data(model), [[(name,) for name in names]], "50GB", original_format=False)
-        self._sink = FolderSink(folder, layout, layout.files(0), aliases, targets)
+        self._sink = FolderSink(folder, layout, layout.files(0), aliases, targets, Spool(folder / "kept"))
         self._sink.__enter__()
         weakref.finalize(self, _remove, self._sink, folder)
         if parent is None and names:

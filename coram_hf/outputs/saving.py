@@ -13,6 +13,7 @@ from coram_hf.inputs.weights import Weights
 from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, units, without_data
 from coram_hf.outputs.model_files import save_model_files
+from coram_hf.outputs.spool import Spool
 
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
@@ -37,7 +38,7 @@ def save_offloaded(
     for path in folder.iterdir():
         if WEIGHTS.fullmatch(path.name) or path.name == SAFE_WEIGHTS_INDEX_NAME:
             path.unlink()
-    with FolderSink(folder, layout, layout.files(0), {}, {}) as sink:
+    with FolderSink(folder, layout, layout.files(0), {}, {}, Spool(folder / "kept")) as sink:
         for unit in layout.units:
             sink.write({name: sink.unchanged(name, weights[name]) for name in unit})
     save_model_files(folder, layout, inputs)

@@ -67,8 +67,8 @@ class MergeReport(Shown):
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (lambda
-    was set by hand, and kappa was not used).
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given) or
+    "given" (lambda was set by hand, and kappa was not used).
     amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
     any decorrelation, so that a decorrelated merge has a = kappa.
     decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
@@ -136,8 +136,9 @@ class MergeReport(Shown):
 
     @property
     def by_contraction(self) -> bool:
-        """Whether the scale of lambda is c_RMS, as asked for or after decorrelation, and not sqrt(N)."""
-        return self.config.get("scale") == "c_rms" or self.config.get("decorrelate") is not None
+        """Whether the scale of lambda is c_RMS: as asked for, after decorrelation, or for an amplitude."""
+        asked = self.config.get("scale") == "c_rms"
+        return asked or any(self.config.get(key) is not None for key in ("decorrelate", "amplitude"))
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""

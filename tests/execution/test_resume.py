@@ -64,6 +64,23 @@ def killed(suite):
     server.wait()
 
 
+def test_updates_kept_on_disk_outlive_a_kill(suite, killed):
+    """Wherever it is killed, a merge whose lambda follows from its own update ends the same."""
+    run(suite, "decorrelated-whole")
+    expected = contents(suite / "decorrelated-whole")
+    _, steps = killed("decorrelated-undisturbed", 0)
+    assert contents(suite / "decorrelated-undisturbed") == expected
+    found = 0
+    for step in (int(steps) // 4, int(steps) // 2):
+        assert killed("decorrelated-out", step) == ["killed"]
+        found += bool(list(suite.glob(".decorrelated-out.coram/kept/*")))
+        run(suite, "decorrelated-out")
+        assert contents(suite / "decorrelated-out") == expected
+        assert not list(suite.glob(".decorrelated-out*"))
+        shutil.rmtree(suite / "decorrelated-out")
+    assert found == 2
+
+
 def test_killed_at_any_moment_it_goes_on_and_ends_the_same(suite, killed):
     expected = contents(suite / "whole")
     _, steps = killed("undisturbed", 0)

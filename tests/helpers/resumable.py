@@ -29,7 +29,7 @@ STEP_BYTES = 2**15
 def run(folder, name):
     torch.set_num_threads(1)
     sources = [folder / name for name in ("base", "e0", "e1", "e2")]
-    config = CoramConfig.from_line("SS(ca+ave,variance).ties")
+    config = CoramConfig.from_line("DEC(full)" if "decorrelated" in name else "SS(ca+ave,variance).ties")
     merger = CoramMerger(sources[0], sources[1:], config, progress=False)
     return merger.merge_to(folder / name, max_shard_size="300KB")
 

@@ -15,7 +15,9 @@ from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import merge
+from coram_hf.geometry.decorrelated import decorrelate_experts
 from coram_hf.inputs.low_rank import low_rank_updates
+from coram_hf.methods import decorrelated
 
 
 def suite(sizes=(0.03, 0.05, 0.04), dtype=torch.float64, base=None):
@@ -85,6 +87,29 @@ def test_from_files_to_files(line, tmp_path):
     assert "c_RMS / sqrt(N) after decorrelation" in card
     assert f"--line '{line}'" in card
     assert_same_files(tmp_path / "streamed", tmp_path / "saved")
+
+
+def test_every_matrix_is_decorrelated_once(tmp_path, monkeypatch):
+    """From files to files, too: updates are kept on disk until lambda is known."""
+    sources = on_disk(tmp_path)
+    merger = CoramMerger(*sources, CoramConfig(decorrelate="tsv"), progress=False)
+    seen = []
+
+    def counted(base, *rest):
+        seen.append(base.shape)
+        return decorrelate_experts(base, *rest)
+
+    monkeypatch.setattr(decorrelated, "decorrelate_experts", counted)
+    disk, memory = merger.requirements()
+    merger.merge_to(tmp_path / "out")
+    targets = merger.inputs.targets
+    assert len(seen) == len(targets)
+    kept = sum(merger.inputs.base.original(name).numel() for name in targets)
+    plain = CoramMerger(*sources, progress=False)
+    assert disk == plain.requirements()[0] + 4 * kept
+    largest = max(merger.inputs.base.original(name).numel() for name in targets)
+    assert memory >= plain.requirements()[1] + 2 * 2 * 8 * largest
+    assert merger.forecast(tmp_path / "other").seconds > 0
 
 
 @pytest.mark.parametrize("architecture", ["Mixtral", "GPT-2", "GPT-OSS"])
