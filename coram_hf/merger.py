@@ -60,16 +60,18 @@ def merge_into(
     """Merge every parameter into a sink, with the lambda that follows from the norms."""
     names = method.names(inputs)
     known = run.norms(wanted(strength))
+    known = known and known.with_factors(strength.factors, inputs)
     amplitude = choose(None if known is None else known.measured, strength)
     require_kappa(amplitude, strength)
-    work, c_rms = method.bind(inputs, amplitude.factors, measure=run.measures), None
+    work, c_rms = method.bind(inputs, amplitude.balance, measure=run.measures), None
 
     if amplitude.lam is None:
         amplified = [name for name, how in names.items() if how.amplified]
         task = merge_task(work, names, None, inputs, run.measures)
         measured = run.each("geometry", amplified, task, sink if sink.keeps else None)
-        known = known or Survey.of(measured, inputs)
-        require_kappa(choose(known.measured, strength), strength)
+        known = known or Survey.of(measured, inputs).with_factors(strength.factors, inputs)
+        amplitude = choose(known.measured, strength)
+        require_kappa(amplitude, strength)
         merged_square = total(measured.values()).slices.squared_norm
         c_rms = balanced_contraction(known.measured, amplitude.factors, merged_square)
         amplitude = choose(known.measured, strength, c_rms)
@@ -82,7 +84,9 @@ def merge_into(
     while True:
         task = merge_task(work, names, amplitude.lam, inputs, run.measures)
         records = run.each(f"write {amplitude.lam!r}", list(names), task, sink)
-        survey = Survey.of(records, inputs) if run.measures or known is None else known
+        survey = known
+        if run.measures or survey is None:
+            survey = Survey.of(records, inputs).with_factors(strength.factors, inputs)
         exact = choose(survey.measured, strength, c_rms)
         if exact.lam == amplitude.lam:
             return Outcome(records, exact, survey)
@@ -122,7 +126,7 @@ class Merger:
 
     def inspect(self) -> MergePlan:
         """Check every weight and return the plan of the merge: what is merged how, D, kappa, and lambda."""
-        survey = self._memory.norms()
+        survey = self._memory.norms().with_factors(self._strength.factors, self.inputs)
         return self._plan(choose(survey.measured, self._strength), survey)
 
     def _plan(self, amplitude: Amplitude, survey: Survey) -> MergePlan:
@@ -191,7 +195,8 @@ class Merger:
         """Raise any error about the folder, the disk or lambda that `merge_to` would raise before merging."""
         self._files(folder).check(overwrite)
         if self._strength.source == "rule":
-            require_kappa(choose(self._memory.norms().measured, self._strength), self._strength)
+            survey = self._memory.norms().with_factors(self._strength.factors, self.inputs)
+            require_kappa(choose(survey.measured, self._strength), self._strength)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """The bytes of disk, and roughly of memory, that `merge_to` needs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.errors import CoramError
+from coram_hf.inputs.text import batches, context_length, padded, text_tokens
 
 logger = logging.getLogger("coram_hf")
 
@@ -132,7 +133,7 @@ def _is_right(question: Question, found: Iterator[_Continuation]) -> bool:
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, where: str) -> _Encoded:
     """The tokens of a prompt and text together; of the text alone if it would change the prompt's tokens."""
-    before, whole = _tokens(tokenizer, prompt), _tokens(tokenizer, prompt + text)
+    before, whole = text_tokens(tokenizer, prompt), text_tokens(tokenizer, prompt + text)
     after = whole[len(before) :]
     if whole[: len(before)] != before:
         after = tokenizer(text, add_special_tokens=False).input_ids
@@ -142,18 +143,10 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str, where: 
     return _Encoded(before, after)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens of a text that continues: without the end-of-text token that some tokenizers add."""
-    tokens: list[int] = tokenizer(text).input_ids
-    if tokens and tokens[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-        return tokens[:-1]
-    return tokens
-
-
 def _check_length(model: PreTrainedModel, encoded: Sequence[_Encoded], task: str) -> None:
-    most = getattr(model.config, "max_position_embeddings", None)
+    most = context_length(model)
     longest = max(len(tokens) for tokens in encoded)
-    if isinstance(most, int) and longest > most:
+    if most is not None and longest > most:
         raise CoramError(
             f"task {task!r}: a question has {longest} tokens, but the model takes {most}; shorten it"
         )
@@ -169,15 +162,11 @@ def _continuations(model: PreTrainedModel, encoded: Sequence[_Encoded]) -> Itera
         alike.setdefault((*tokens.before, *tokens.after[:-1]), []).append(i)
     inputs = list(alike)
     found: dict[int, _Continuation] = {}
-    for batch in _batches([len(row) for row in inputs]):
+    for batch in batches([len(row) for row in inputs], BATCH_TOKENS):
         rows = [inputs[i] for i in batch]
-        padded = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-        mask = torch.zeros_like(padded)
-        for place, row in enumerate(rows):
-            padded[place, : len(row)] = torch.tensor(row)
-            mask[place, : len(row)] = 1
+        tokens, mask = padded(rows)
         with torch.inference_mode():
-            output: Any = model(input_ids=padded.to(model.device), attention_mask=mask.to(model.device))
+            output: Any = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device))
         for place, row in enumerate(rows):
             for i in alike[row]:
                 logits = output.logits[place, len(encoded[i].before) - 1 : len(row)]
@@ -189,18 +178,6 @@ def _judge(logits: Tensor, tokens: Tensor) -> _Continuation:
     logits = logits.float()
     likelihoods = logits.log_softmax(-1).gather(-1, tokens[:, None])
     return _Continuation(float(likelihoods.sum()), bool((logits.argmax(-1) == tokens).all()))
-
-
-def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Indices in batches of similar length, so that little of a batch is padding."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
 
 
 def _question(line: str, where: str) -> Question:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.config import Factors, factors_in
 from coram_hf.inputs.files import fingerprint
+from coram_hf.inputs.groups import find_groups
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.quantized import stored_quantized
 from coram_hf.inputs.vocabulary import Vocabulary
@@ -112,6 +114,15 @@ class Inputs:
     def model(self) -> PreTrainedModel:
         """The model of the base."""
         return self.base.model
+
+    @cached_property
+    def groups(self) -> dict[str, int]:
+        """The group of modules, an index of GROUPS, of every parameter inside a block."""
+        return find_groups(self.model, self.base)
+
+    def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
+        """Which of the given factors apply to a parameter, in expert order."""
+        return factors_in(factors, self.groups.get(name))
 
     @property
     def floating(self) -> tuple[str, ...]:

@@ -46,9 +46,11 @@ class Coram:
         """Apply the geometry to targets, and the residual merge to other parameters."""
         config, residual = self.configuration, self.configuration.residual
         weights = config.expert_weights(len(inputs.experts))
-        make = partial(Updates, weights=weights, factors=tuple(factors))
+        given = config.expert_factors(len(inputs.experts))
+        balance = tuple(factors)
 
         def work(parameter: Parameter) -> Iterator[Block]:
+            factors = balance if given is None else inputs.factors(given, parameter.name)
             if parameter.target is not None and config.decorrelate is not None:
                 yield from decorrelated_blocks(parameter, inputs, config, factors, measured=measure)
             elif parameter.target is not None:
@@ -58,6 +60,7 @@ class Coram:
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
+                make = partial(Updates, weights=weights, factors=factors)
                 merge = partial(merge_residual, residual=residual)
                 yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
 

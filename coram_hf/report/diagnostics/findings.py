@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -127,8 +127,10 @@ def walk(
 ) -> Findings:
     """Read every target once; with merged models, all other floating tensors too.
 
-    A NaN or infinity is an error that names the model and the tensor.
+    A NaN or infinity is an error that names the model and the tensor. Given factors are left out: what is
+    found describes the experts as they are.
     """
+    config = replace(config, factors=None)
     names = inputs.floating if merged is not None else tuple(inputs.targets)
     run, strength = MemoryRunner(inputs, config.line, progress), Strength.of(config, len(inputs.experts))
     known = None if config.balance is None else run.norms().measured
