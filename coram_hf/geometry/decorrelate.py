@@ -25,7 +25,7 @@ def decorrelated(
     updates: Sequence[Tensor], how: Decorrelate, rank: int | None = None, floor: float = 0.0
 ) -> list[Tensor]:
     """tau~_i of one matrix by `tsv` (with the given rank and floor) or `ridge`."""
-    if len(updates) == 1:
+    if len(updates) == 1 or updates[0].numel() == 0:
         return list(updates)
     return tsv(updates, rank, floor) if how == "tsv" else ridge(updates)
 

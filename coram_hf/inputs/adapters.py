@@ -21,7 +21,9 @@ from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.internals import (
     forget_adapters,
     has_adapter,
+    is_plain_lora,
     is_wrapper,
+    lora_factors,
     oft_rotation,
     put,
     rotation_blocks,
@@ -32,7 +34,7 @@ from coram_hf.inputs.internals import (
 )
 from coram_hf.inputs.offloaded import is_offloaded
 from coram_hf.inputs.oft import is_wide_oft, orthogonality_error, rotated_weight
-from coram_hf.inputs.weights import Make, Weights
+from coram_hf.inputs.weights import Make, MakeFactors, Weights
 
 
 def shadow(model: PreTrainedModel) -> PreTrainedModel:
@@ -90,6 +92,7 @@ def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> di
             kind=_method(config),
             adapter=(model, adapter),
             orthogonality_error=_orthogonality(inner, adapter),
+            factors=dict(_low_rank(inner, adapter)),
         )
     return experts
 
@@ -157,6 +160,14 @@ def _merged_parameter(
         for part in tuner_layers(clone.double() if wide else clone.float()):
             part.merge(adapter_names=[adapter])
         return _innermost(clone).get_parameter(key).detach()
+
+
+def _low_rank(model: nn.Module, adapter: str) -> Iterator[tuple[str, MakeFactors]]:
+    """The parameters to which an adapter adds an update of low rank, and a function for its factors."""
+    for name, module in adapted_modules(model):
+        layer = tuner_layer(module)
+        if layer is not None and is_plain_lora(layer, adapter):
+            yield f"{name}.weight", partial(lora_factors, layer, adapter)
 
 
 def _method(config: PeftConfig) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from peft import PeftConfig, PeftType
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.oft.layer import Linear as OFTLinear
 from peft.tuners.oft.layer import OFTLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -238,6 +239,24 @@ def forget_adapters(model: PreTrainedModel) -> None:
 def parameter_mark(config: PeftConfig) -> str:
     """The prefix of a PEFT method's parameter names, such as lora_. Relies on peft.mapping."""
     return PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(config.peft_type), "")
+
+
+# peft: LoRA
+
+
+def is_plain_lora(layer: nn.Module, adapter: str) -> bool:
+    """Whether an adapter adds B A to a linear layer, unlike variants such as DoRA, and nested layers.
+
+    Relies on peft.tuners.lora.layer and on `lora_variant`.
+    """
+    known = type(layer) is LoraLinear and adapter in layer.lora_A and adapter not in layer.lora_variant
+    return known and not isinstance(wrapped(layer), BaseTunerLayer)
+
+
+def lora_factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
+    """B (outputs x r), scaled, and A (r x inputs) of a plain LoRA layer, in float64. Relies on `scaling`."""
+    B, A = (part[adapter].weight.detach().double() for part in (layer.lora_B, layer.lora_A))
+    return B * layer.scaling[adapter], A
 
 
 # peft: OFT

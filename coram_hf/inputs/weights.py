@@ -18,6 +18,8 @@ from coram_hf.inputs.internals import hub_commit
 from coram_hf.inputs.offloaded import is_offloaded, materialized, offloaded_tensors
 
 Make = Callable[[], Tensor]
+MakeFactors = Callable[[], tuple[Tensor, Tensor]]
+"""Makes B (outputs x r) and A (r x inputs) of an update B A of low rank."""
 
 
 class Weights(Mapping[str, Tensor]):
@@ -32,6 +34,7 @@ class Weights(Mapping[str, Tensor]):
     files: the files that are read. pieces: the memory maps behind each parameter.
     kind: "full", or the PEFT type of the adapter; adapter: the model with the adapter, and its name there.
     orthogonality_error: max |R^T R - I| of an OFT adapter.
+    factors: of an adapter, those parameters whose update is of low rank.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Weights(Mapping[str, Tensor]):
         kind: str = "full",
         adapter: tuple[PeftModel, str] | None = None,
         orthogonality_error: float | None = None,
+        factors: Mapping[str, MakeFactors] | None = None,
     ) -> None:
         self.model = model
         self.files = list(files)
@@ -53,6 +57,7 @@ class Weights(Mapping[str, Tensor]):
         self.kind = kind
         self.adapter = adapter
         self.orthogonality_error = orthogonality_error
+        self.factors = factors
         self.location: str | None = model.name_or_path or None
         self.commit: str | None = hub_commit(model)
         self.folder: Path | None = None

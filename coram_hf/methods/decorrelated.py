@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from coram_hf.config import CoramConfig
 from coram_hf.geometry import merge_rows
-from coram_hf.geometry.decorrelated import decorrelate_experts
+from coram_hf.geometry.decorrelated import Decorrelated, decorrelate_experts, decorrelate_factors
 from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.inputs.low_rank import low_rank_updates
 from coram_hf.methods.protocol import Block
 from coram_hf.methods.record import Record, measure
 
@@ -29,12 +31,24 @@ def decorrelated_blocks(
     if measured:
         record = measure(parameter, Record(), list(inputs.experts))
         squares = torch.tensor([record.base, *record.updates], dtype=torch.float64)
-    for i, (_, base, experts) in enumerate(parameter.matrices()):
-        found = decorrelate_experts(base, experts, config, factors, inputs.device)
+    for i, (base, found) in enumerate(_decorrelated(parameter, inputs, config, factors)):
         numbers = found.measured.flat()
         for merged in merge_rows(base, found.experts, config, device=inputs.device):
             yield Block(i, merged.rows, merged.update, merged.stats, squares, numbers)
             squares, numbers = None, []
+
+
+def _decorrelated(
+    parameter: Parameter, inputs: Inputs, config: CoramConfig, factors: Sequence[float]
+) -> Iterator[tuple[Tensor, Decorrelated]]:
+    """The base and the decorrelated experts of every matrix; updates of low rank are not made dense first."""
+    low_rank = low_rank_updates(inputs, parameter)
+    if low_rank is not None and parameter.target is not None:
+        (base,) = parameter.target.matrices(parameter.base)
+        yield base, decorrelate_factors(base, low_rank, config, factors, inputs.device)
+        return
+    for _, base, experts in parameter.matrices():
+        yield base, decorrelate_experts(base, experts, config, factors, inputs.device)
 
 
 def memory_of(inputs: Inputs, name: str) -> int:

@@ -124,7 +124,7 @@ def test_directions_that_are_zero_are_left_out(shape, dtype, how):
     close(found, WAYS[how](taus), taus, 1e-8 if dtype == torch.float64 else 1e-5)
 
 
-@pytest.mark.parametrize("ranks", [(2, 2, 2), (1, 4, 0), (8, 8, 8)])
+@pytest.mark.parametrize("ranks", [(2, 2, 2), (1, 4, 0), (8, 8, 8), (0, 0, 0)])
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40), (6, 30)])
 def test_low_ranks_as_cores(shape, ranks, how):
     rng = np.random.default_rng(2)

@@ -1,17 +1,21 @@
 """Merges of decorrelated experts: against numpy, in memory and from files, of every kind of expert."""
 
+import copy
 import math
 
 import numpy as np
+import peft
 import pytest
 import torch
 from helpers import decorrelate_reference, reference
+from helpers.adapters import METHODS, adapted
 from helpers.architectures import ARCHITECTURES
 from helpers.folders import assert_same_files, on_disk
 from helpers.models import fine_tuned, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import merge
+from coram_hf.inputs.low_rank import low_rank_updates
 
 
 def suite(sizes=(0.03, 0.05, 0.04), dtype=torch.float64, base=None):
@@ -132,3 +136,63 @@ def test_the_direction_of_tsv_is_that_of_tsvm():
     for target in CoramMerger(base, experts).inspect().targets:
         x, y = a[target] - w0[target], b[target] - w0[target]
         assert np.sum(x * y) / (np.linalg.norm(x) * np.linalg.norm(y)) > 0.9999
+
+
+LORA = {
+    "a": lambda: peft.LoraConfig(r=3, lora_alpha=8, target_modules=["q_proj", "down_proj"]),
+    "b": lambda: peft.LoraConfig(r=2, use_rslora=True, target_modules=["q_proj", "up_proj"]),
+}
+
+
+def adapters(base, configs, dtype=torch.float64):
+    return {name: adapted(base, make(), i).to(dtype) for i, (name, make) in enumerate(configs.items())}
+
+
+@pytest.mark.parametrize("how", ["tsv", "ridge"])
+def test_adapters_on_small_cores_are_as_dense_ones(how):
+    base = tiny_llama(dtype=torch.float64)
+    experts = adapters(base, LORA)
+    merged = {name: copy.deepcopy(expert).merge_and_unload() for name, expert in experts.items()}
+    config = CoramConfig(decorrelate=how)
+    small, dense = (CoramMerger(base, some, config, progress=False) for some in (experts, merged))
+    of_q = "model.layers.0.self_attn.q_proj.weight"
+    shapes = [(b.shape, a.shape) for b, a in low_rank_updates(small.inputs, small.inputs.parameter(of_q))]
+    assert shapes == [((32, 3), (3, 32)), ((32, 2), (2, 32))]
+    assert low_rank_updates(dense.inputs, dense.inputs.parameter(of_q)) is None
+    one, other, w0 = (arrays(model) for model in (small.merge().model, dense.merge().model, base))
+    for target in small.inputs.targets:
+        error, size = np.linalg.norm(one[target] - other[target]), np.linalg.norm(other[target] - w0[target])
+        assert error <= 1e-8 * size
+
+
+@pytest.mark.parametrize("kind", ["DoRA", "PiSSA", "OFT, Cayley", "LoHa"])
+def test_other_adapters_are_made_dense(kind):
+    base = tiny_llama()
+    experts = adapters(base, {"a": LORA["a"], "b": METHODS[kind]}, torch.float32)
+    merger = CoramMerger(base, experts, CoramConfig(decorrelate="tsv"), progress=False)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert low_rank_updates(merger.inputs, merger.inputs.parameter(name)) is None
+    assert math.isfinite(merger.merge().report.lam)
+
+
+def test_adapters_over_another_base_are_made_dense():
+    base = tiny_llama()
+    other = fine_tuned(base, 0.01, 5)
+    experts = {"a": adapted(base, LORA["a"](), 0), "b": adapted(other, LORA["b"](), 1)}
+    merger = CoramMerger(base, experts, CoramConfig(decorrelate="tsv"), progress=False)
+    for name in merger.inputs.targets:
+        assert low_rank_updates(merger.inputs, merger.inputs.parameter(name)) is None
+
+
+@pytest.mark.parametrize("line", ["DEC(full)", "DEC(SS(full,mean),ridge)"])
+def test_adapters_from_files_to_files(line, tmp_path):
+    base = tiny_llama(dtype=torch.bfloat16)
+    sources = on_disk(tmp_path, base, adapters(base, LORA, torch.float32))
+    merger = CoramMerger(*sources, CoramConfig.from_line(line, balance="root"), progress=False)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert low_rank_updates(merger.inputs, merger.inputs.parameter(name)) is not None
+    report = merger.merge_to(tmp_path / "streamed")
+    result = merger.merge()
+    result.save_pretrained(tmp_path / "saved")
+    assert report.lam == result.report.lam
+    assert_same_files(tmp_path / "streamed", tmp_path / "saved")
