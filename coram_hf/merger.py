@@ -149,7 +149,12 @@ class Merger:
         outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
         report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
         updates = sink.updates if keep_update else None
-        return MergeResult(sink.model, report, inputs, updates, retained(outcome.records, outcome.survey))
+        kept = retained(outcome.records, outcome.survey)
+        return MergeResult(sink.model, report, inputs, updates, kept, again=self._merge_again)
+
+    def _merge_again(self, config: CoramConfig) -> MergeResult:
+        """Merge the same inputs in memory with another configuration."""
+        return Merger(self.inputs, choose_coram(config), progress=self._progress).merge()
 
     def merge_to(
         self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int | str = "50GB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.config import check_number
+from coram_hf.calibration import Lessons, PromptSources, calibrate
+from coram_hf.config import CalibrationConfig, CoramConfig, check_number
 from coram_hf.errors import CoramError
 from coram_hf.hub import publish_report, push_folder
 from coram_hf.inputs.inputs import Inputs
@@ -24,6 +26,8 @@ from coram_hf.outputs.place import InMemory, write_update
 from coram_hf.report import MergeReport
 from coram_hf.report.retention import Retained
 from coram_hf.report.tables import Facts, Shown
+
+Again = Callable[[CoramConfig], "MergeResult"]
 
 
 class MergeResult(Shown):
@@ -41,17 +45,22 @@ class MergeResult(Shown):
         updates: dict[str, Tensor] | None,
         retained: Retained,
         adapter: PeftModel | None = None,
+        again: Again | None = None,
     ) -> None:
+        """`again` merges the same inputs with another configuration, for `calibrate`."""
         self.model = model
         self.report = report
         self._inputs = inputs
         self._updates = updates
         self._retained = retained
         self._adapter = adapter
+        self._again = again
 
     def with_adapter(self, adapter: PeftModel) -> MergeResult:
         """This result with its merged adapter, for `save_adapter` to write."""
-        return MergeResult(self.model, self.report, self._inputs, self._updates, self._retained, adapter)
+        return MergeResult(
+            self.model, self.report, self._inputs, self._updates, self._retained, adapter, self._again
+        )
 
     def facts(self) -> Facts:
         facts = self.report.facts()
@@ -67,9 +76,33 @@ class MergeResult(Shown):
         """
         self._check_lambda(lam)
         model = copy.deepcopy(self.model)
-        other = MergeResult(model, self.report, self._inputs, self._updates, self._retained)
+        other = MergeResult(
+            model, self.report, self._inputs, self._updates, self._retained, again=self._again
+        )
         other.rescale_(lam)
         return other
+
+    def calibrate(self, prompts: PromptSources, *, progress: bool = True, **options: Any) -> MergeResult:
+        """Find lambda, and factors for the experts, from a few unlabelled prompts per expert.
+
+        Every expert answers its own prompts greedily; the result has the lowest mean divergence
+        KL(expert || merge) on these answers. `prompts` maps names of experts to lists of texts or chats,
+        files or splits of datasets, or is a folder with a file per expert; "base" may have some, too. Nothing
+        is compared with a truth. The options are those of `CalibrationConfig`, such as `granularity`; without
+        `decorrelate` in the merge's configuration, factors gain little. This result stays as it is.
+        """
+        config = CalibrationConfig.from_dict(options)
+        start = self.report.lam
+        CoramConfig.from_report(self.report)
+        if self._again is None or start is None or start <= 0:
+            raise CoramError("calibrate needs a CORAM merge in memory with a positive lambda")
+        self._check_lambda(start)
+        lessons = Lessons(self._inputs, prompts, config)
+        found, calibration = calibrate(
+            self.with_lambda(start), self._inputs, lessons, config, self._again, progress
+        )
+        found.report = found.report.with_calibration(calibration)
+        return found
 
     def rescale_(self, lam: float) -> None:
         """Reassemble this result's own model at another coefficient, in place, and update the report.
@@ -88,6 +121,7 @@ class MergeResult(Shown):
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
+            calibration={},
             retention=self._retained.by_group(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 

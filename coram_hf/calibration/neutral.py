@@ -6,7 +6,7 @@ SENTENCES = (
     "When water freezes it expands, which is why ice floats and why pipes can burst in a cold winter.",
     "She closed the book, put on her coat, and walked to the station without looking back at the house.",
     "The committee met twice a year to discuss the budget and to choose the projects that it would support.",
-    "Bees visit flowers to collect nectar and pollen, and carry some of the pollen from one plant to the next.",
+    "Bees visit flowers to collect nectar, and carry some of the pollen from one plant to the next.",
     "The first train left before sunrise, so the platform was empty except for two workers and a dog.",
     "A good map shows not only roads and villages but also how the land rises and falls between them.",
 )

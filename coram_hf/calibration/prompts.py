@@ -52,12 +52,15 @@ def read_prompts(given: PromptSources, experts: Sequence[str], config: Calibrati
     sources = _in_folder(Path(given), experts) if isinstance(given, str | Path) else given
     if not isinstance(sources, Mapping):
         raise CoramError(
-            f"calibrate takes a dict expert -> prompts or a folder with a file per expert, found {given!r:.80}"
+            "calibrate takes a dict expert -> prompts, or a folder with a file per expert, "
+            f"found {given!r:.60}"
         )
     check_names(sources, [*experts, BASE], "expert with prompts for calibration")
     for name in experts:
         if name not in sources:
-            raise CoramError(f"calibrate: no prompts for expert {name!r}; every expert needs a few of its own")
+            raise CoramError(
+                f"calibrate: no prompts for expert {name!r}; every expert needs a few of its own"
+            )
     names = [name for name in dict.fromkeys((*experts, BASE)) if name in sources]
     found = {name: _read(sources[name], f"prompts of {name!r}", config.prompt_limit) for name in names}
     return Prompts(found, config.chat)

@@ -164,9 +164,9 @@ def _continuations(model: PreTrainedModel, encoded: Sequence[_Encoded]) -> Itera
     found: dict[int, _Continuation] = {}
     for batch in batches([len(row) for row in inputs], BATCH_TOKENS):
         rows = [inputs[i] for i in batch]
-        tokens, mask = padded(rows)
+        ids, mask = padded(rows)
         with torch.inference_mode():
-            output: Any = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device))
+            output: Any = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
         for place, row in enumerate(rows):
             for i in alike[row]:
                 logits = output.logits[place, len(encoded[i].before) - 1 : len(row)]

@@ -36,4 +36,3 @@ def find_groups(model: PreTrainedModel, names: Iterable[str]) -> dict[str, int]:
 def _is_attention(module: nn.Module) -> bool:
     word = type(module).__name__.lower()
     return isinstance(module, nn.MultiheadAttention) or any(known in word for known in ATTENTION)
-

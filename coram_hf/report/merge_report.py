@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
 
@@ -57,8 +58,9 @@ class MergeReport(Shown):
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa) or "given" (lambda
-    was set by hand, and kappa was not used).
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa), "given" (lambda
+    was set by hand, and kappa was not used) or "calibrated" (found from unlabelled prompts).
+    calibration: how, as the fields of a `Calibration`, if it was.
     counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
     outside_share: per expert, the norm of its update outside the targets over that of its whole update;
     left_at_base: this share over all experts together, as far as it stayed at the base.
@@ -106,6 +108,7 @@ class MergeReport(Shown):
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
@@ -116,6 +119,11 @@ class MergeReport(Shown):
             )
             logger.warning(warnings[-1])
         return replace(self, rounding_loss=loss, warnings=tuple(warnings))
+
+    def with_calibration(self, found: Calibration) -> MergeReport:
+        """The report of a merge whose lambda, and factors if any, come from a calibration."""
+        warnings = (*self.warnings, *found.warnings)
+        return replace(self, lam_source="calibrated", calibration=found.to_dict(), warnings=warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
