@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from statistics import median
 from typing import Literal
 
@@ -53,8 +54,8 @@ class UpdateNorms:
 class Strength:
     """The requested strength of a merge; a method without amplification has lam = 1.
 
-    weights: w_i, summing to 1. threshold: D at which the kappa rule changes. factors: given ones, in place
-    of a balance.
+    weights: w_i, summing to 1. threshold: D at which the kappa rule changes. step: lambda = kappa * scale is
+    rounded to a multiple of it. factors: given ones, in place of a balance.
     """
 
     weights: tuple[float, ...]
@@ -63,6 +64,7 @@ class Strength:
     scale: Scale = "sqrt_n"
     lam: float | None = None
     threshold: float = 7.5
+    step: float | None = None
     factors: Factors | None = None
 
     @classmethod
@@ -75,6 +77,7 @@ class Strength:
             config.scale if config.decorrelate is None else "c_rms",
             config.lam,
             config.dispersion_threshold,
+            config.lambda_step,
             config.expert_factors(n_experts),
         )
 
@@ -118,7 +121,7 @@ class Amplitude:
 
 
 def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = None) -> Amplitude:
-    """Determine lambda: as given, kappa * sqrt(N), or kappa * c_RMS."""
+    """Determine lambda: as given, kappa * sqrt(N), or kappa * c_RMS; the latter two on a grid if asked."""
     n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
     relative = {} if norms is None else norms.relative()
     balance = balance_factors(relative, strength.balance)
@@ -131,7 +134,7 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
     lam = strength.lam
     if lam is None:
         scale = ideal if strength.scale == "sqrt_n" else c_rms
-        lam = None if kappa is None or scale is None else kappa * scale
+        lam = None if kappa is None or scale is None else on_grid(kappa * scale, strength.step)
     return Amplitude(
         relative_updates=relative,
         balance=tuple(balance.values()) or (1.0,) * n_experts,
@@ -154,6 +157,23 @@ def require_kappa(amplitude: Amplitude, strength: Strength) -> None:
 def ideal_contraction(weights: Sequence[float]) -> float:
     """1 / sqrt(sum w_i^2), which is sqrt(N) for uniform weights."""
     return 1 / math.sqrt(math.fsum(w * w for w in weights))
+
+
+def on_grid(lam: float, step: float | None) -> float:
+    """The multiple of `step` nearest to lambda, at least one step; lambda itself without a step.
+
+    In decimals, so that 26 steps of 0.1 are 2.6 and not 2.6000000000000005.
+    """
+    if step is None:
+        return lam
+    width = Decimal(str(float(step)))
+    count = (Decimal(lam) / width).to_integral_value(ROUND_HALF_UP)
+    return float(max(count, Decimal(1)) * width)
+
+
+def effective_kappa(lam: float | None, scale: float | None) -> float | None:
+    """lambda / scale, the kappa that this lambda stands for; None where either is unknown."""
+    return lam / scale if lam is not None and scale else None
 
 
 def dispersion(relative: Mapping[str, float]) -> float:

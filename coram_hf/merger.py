@@ -149,7 +149,7 @@ class Merger:
         outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
         report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
         updates = sink.updates if keep_update else None
-        kept = retained(outcome.records, outcome.survey)
+        kept = retained(inputs, outcome.records, outcome.survey)
         return MergeResult(sink.model, report, inputs, updates, kept, again=self._merge_again)
 
     def _merge_again(self, config: CoramConfig) -> MergeResult:

@@ -24,7 +24,7 @@ from coram_hf.outputs.lora import write_lora
 from coram_hf.outputs.model_files import save_companions
 from coram_hf.outputs.place import InMemory, write_update
 from coram_hf.report import MergeReport
-from coram_hf.report.retention import Retained
+from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
 
 Again = Callable[[CoramConfig], "MergeResult"]
@@ -122,7 +122,7 @@ class MergeResult(Shown):
             lam=lam,
             lam_source="given",
             calibration={},
-            retention=self._retained.by_group(),
+            retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 
     def _check_lambda(self, lam: float) -> dict[str, Tensor]:

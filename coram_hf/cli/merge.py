@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coram_hf.cli.shared import read_given, with_shared_options
+
+if TYPE_CHECKING:
+    from coram_hf.report import MergeReport
 
 
 @with_shared_options
@@ -58,9 +61,18 @@ def merge(
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if int(os.environ.get("RANK", "0")) == 0:
-        kappa = "" if report.kappa is None else f", kappa {report.kappa}, lambda {report.lam:.4g}"
-        print(f"{report.line}: D {report.dispersion:.3g}{kappa}")
+        print(f"{report.line}: D {report.dispersion:.3g}{amplitude(report)}")
         print(f"merged {report.n_experts} experts into {output}")
+
+
+def amplitude(report: MergeReport) -> str:
+    """kappa and lambda as text, and the effective kappa where it is another; empty without amplification."""
+    if report.lam is None:
+        return ""
+    effective, lam = f"{report.effective_kappa:.4g}", f"lambda {report.lam:.4g}"
+    if report.kappa is None or f"{report.kappa:.4g}" == effective:
+        return f", kappa {effective}, {lam}"
+    return f", kappa {report.kappa:.4g}, {lam}, effective kappa {effective}"
 
 
 def duration(seconds: float) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from coram_hf.config import CoramConfig, Declared, options_of
+from coram_hf.config import CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
-from coram_hf.methods.registry import method_names
+from coram_hf.methods.registry import DEFAULT, Preset, find_method, method_names
 
 if TYPE_CHECKING:
     from coram_hf.cli.recipe import Recipe
@@ -107,9 +107,18 @@ def with_shared_options(command: Callable[..., None], without: Collection[str] =
 
 def read_given(given: dict[str, Any]) -> Recipe:
     """The recipe of the --config file, overridden by the options of the command line."""
+    return _overridden(_recipe_file(given), given)
+
+
+def _recipe_file(given: dict[str, Any]) -> Recipe:
+    """The recipe of the --config file; an empty one without."""
     from coram_hf.cli.recipe import Recipe, read_recipe
 
-    recipe = read_recipe(given["config"]) if given["config"] else Recipe("", [])
+    return read_recipe(given["config"]) if given["config"] else Recipe("", [])
+
+
+def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
+    """A recipe, with what the command line says in place of what it says itself."""
     base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
     if not base or not experts:
         raise CoramError("name the base and at least one expert, or pass a recipe with --config")
@@ -121,25 +130,33 @@ def read_given(given: dict[str, Any]) -> Recipe:
         parameters["target_modules"] = parameters["target_modules"][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
     options = {key: given[key] for key in OPTIONS if given[key]}
-    return Recipe(
-        base,
-        experts,
-        given["method"] or recipe.method,
-        {**recipe.parameters, **parameters},
-        {**recipe.options, **options},
+    return replace(
+        recipe,
+        base=base,
+        experts=experts,
+        method=given["method"] or recipe.method,
+        parameters={**recipe.parameters, **parameters},
+        options={**recipe.options, **options},
     )
 
 
 def read_lines(
     given: dict[str, Any], lines: Sequence[str] | None, heights: Sequence[int] | None = None
-) -> tuple[Recipe, list[CoramConfig]]:
-    """The recipe, and a configuration for every line at every slice height."""
-    recipe = read_given(given)
-    without = f"the recipe's method is {recipe.method}, which has no lambda; pass it as --baseline"
+) -> tuple[Recipe, list[CoramConfig], dict[str, Preset]]:
+    """The recipe, a configuration for every line at every slice height, and the recipe's baseline if any.
+
+    A recipe of a baseline is one more row; the lines are then those of the command line, or `full`.
+    """
+    recipe, own = _recipe_file(given), {}
+    if find_method(recipe.method).config({}) is None:
+        own = {f"{recipe.method} of the recipe": Preset(recipe.method, recipe.parameters)}
+        shared = {key: value for key, value in recipe.parameters.items() if key in options_of(Shared)}
+        recipe = replace(recipe, method=DEFAULT, parameters=shared)
+    recipe = _overridden(recipe, given)
     parameters = [{**recipe.parameters, "line": line} for line in lines or ()] or [recipe.parameters]
     if heights:
         parameters = [{**values, "slice_height": height} for values in parameters for height in heights]
-    return recipe, [replace(recipe, parameters=values).config(without) for values in parameters]
+    return recipe, [replace(recipe, parameters=values).config() for values in parameters], own
 
 
 def split_tasks(tasks: Sequence[str]) -> list[str]:

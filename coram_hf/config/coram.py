@@ -155,6 +155,11 @@ class CoramConfig(CheckedOptions):
         Scale, "Contraction scale: sqrt(N), or the measured c_RMS, as always after decorrelation."
     ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
+    lambda_step: Annotated[
+        float | None,
+        Range("(0, 1]"),
+        "Round kappa * scale to a multiple of this, as the paper does with 0.1; a given lambda is kept.",
+    ] = None
     dispersion_threshold: Annotated[
         float, Range("(0, inf)"), "D at which the rule changes from kappa 1.15 to 0.5."
     ] = 7.5

@@ -37,6 +37,7 @@ FACTS = (
     "kappa",
     "lam",
     "lam_source",
+    "effective_kappa",
     "sqrt_n",
     "c_rms",
     "relative_updates",
@@ -90,7 +91,8 @@ class Bench:
 
     def baseline(self, preset: Preset, tasks: Sequence[Scorer]) -> Results:
         """The results of a method that CORAM is compared with, at its preset."""
-        parameters = {**asdict(self._shared), **preset.parameters}
+        shared = {key: value for key, value in asdict(self._shared).items() if value is not None}
+        parameters = {**shared, **preset.parameters}
         merger = self._merger(find_method(preset.method).choose(parameters))
         subject = self._subject(preset.method, merger.method.settings)
         return subject.score(tasks, lambda: merger.merge(keep_update=False).model)
@@ -222,8 +224,10 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
     return configs
 
 
-def read_baselines(names: Sequence[str]) -> dict[str, Preset]:
-    """Presets by name: that of a method, at its defaults, or of a preset."""
+def read_baselines(names: Sequence[str] | Mapping[str, Preset]) -> dict[str, Preset]:
+    """Presets by name: that of a method, at its defaults, or of a preset; a mapping has its own."""
+    if isinstance(names, Mapping):
+        return dict(names)
     known = {**{name: Preset(name) for name in rival_names()}, **PRESETS}
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
+from coram_hf.methods.registry import Preset
 from coram_hf.outputs.files import output_folder, write_whole
 from coram_hf.report.tables import markdown as table
 
@@ -112,7 +113,7 @@ def compare_methods(
     tasks: Sequence[str | Path | Scorer],
     out_of_domain: Sequence[str | Path | Scorer] = (),
     lambdas: str | Iterable[float] = (),
-    baselines: Sequence[str] = RIVALS,
+    baselines: Sequence[str] | Mapping[str, Preset] = RIVALS,
     score_experts: bool = True,
     limit: int | None = None,
     output: str | Path | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -22,6 +22,7 @@ from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
+from coram_hf.methods.registry import Preset
 from coram_hf.outputs.files import output_folder, replacing, write_whole
 from coram_hf.report.tables import markdown as table
 
@@ -111,7 +112,7 @@ def run_sweep(
     lambdas: str | Iterable[float],
     tasks: Sequence[str | Path | Scorer],
     output: str | Path | None = None,
-    baselines: Sequence[str] = tuple(METHODS),
+    baselines: Sequence[str] | Mapping[str, Preset] = tuple(METHODS),
     limit: int | None = None,
     **options: Unpack[MergeOptions],
 ) -> Sweep:
@@ -125,7 +126,7 @@ def run_sweep(
         output: a folder for sweep.json, sweep.md, sweep.png and the journal, from which an interrupted sweep
             resumes. Points whose inputs, tasks or options have changed are scored again, as are those of
             models in memory.
-        baselines: reference lines, by the name of a method or of a preset.
+        baselines: reference lines, by the name of a method or of a preset, or named presets of your own.
         limit: the largest number of questions per task.
     """
     configs = read_lines(lines)

@@ -16,23 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.config import Factors, factors_in
 from coram_hf.inputs.files import fingerprint
 from coram_hf.inputs.groups import find_groups
+from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.quantized import stored_quantized
 from coram_hf.inputs.vocabulary import Vocabulary
-from coram_hf.inputs.weights import Weights
-
-
-@dataclass(frozen=True)
-class Target:
-    """A parameter that holds one projection matrix, or a stack of them."""
-
-    name: str
-    transposed: bool = False
-
-    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Views of the parameter as (output neurons x inputs) matrices."""
-        rows = tensor.mT if self.transposed else tensor
-        return rows.unbind(0) if rows.ndim == 3 else (rows,)
+from coram_hf.inputs.weights import Target, Weights
 
 
 class Matrix(NamedTuple):
@@ -116,9 +104,14 @@ class Inputs:
         return self.base.model
 
     @cached_property
+    def kinds(self) -> dict[str, str]:
+        """What every parameter is: attention, MLP, norm and so on; see `find_kinds`."""
+        return find_kinds(self.model)
+
+    @cached_property
     def groups(self) -> dict[str, int]:
         """The group of modules, an index of GROUPS, of every parameter inside a block."""
-        return find_groups(self.model, self.base)
+        return find_groups(self.model, self.kinds)
 
     def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
         """Which of the given factors apply to a parameter, in expert order."""

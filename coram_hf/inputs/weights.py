@@ -6,6 +6,7 @@ import copy
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,19 @@ from coram_hf.inputs.offloaded import is_offloaded, materialized, offloaded_tens
 Make = Callable[[], Tensor]
 MakeFactors = Callable[[], tuple[Tensor, Tensor]]
 """Makes B (outputs x r) and A (r x inputs) of an update B A of low rank."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that holds one projection matrix, or a stack of them."""
+
+    name: str
+    transposed: bool = False
+
+    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Views of the parameter as (output neurons x inputs) matrices."""
+        rows = tensor.mT if self.transposed else tensor
+        return rows.unbind(0) if rows.ndim == 3 else (rows,)
 
 
 class Weights(Mapping[str, Tensor]):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coram_hf.errors import CoramError
 from coram_hf.geometry.slices import as_rows
-from coram_hf.inputs.inputs import Target
+from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Work
 from coram_hf.methods.record import Record
 from coram_hf.outputs.files import sync_path

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from coram_hf.geometry import SliceStats
 from coram_hf.geometry.slices import as_rows, row_blocks
-from coram_hf.inputs.inputs import Inputs, Parameter, Target
+from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record
 from coram_hf.outputs.place import InMemory, KeptPlace, Place

@@ -14,7 +14,8 @@ from torch import Tensor
 from coram_hf.errors import CoramError
 from coram_hf.geometry import update_dtype
 from coram_hf.geometry.slices import as_rows, row_blocks, scratch
-from coram_hf.inputs.inputs import Parameter, Target
+from coram_hf.inputs.inputs import Parameter
+from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block
 
 

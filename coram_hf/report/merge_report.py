@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+from coram_hf.amplitude import effective_kappa
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
 from coram_hf.report.calibration import Calibration
+from coram_hf.report.kinds import kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
 
@@ -71,7 +73,8 @@ class MergeReport(Shown):
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
-    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by group of modules.
+    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
+    kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
     model_class: of the result; dtype, options: as requested; files: size and sha256 of the weight files.
     """
@@ -104,11 +107,17 @@ class MergeReport(Shown):
     options: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     retention: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, dict[str, int]] = field(default_factory=dict)
     worst_condition: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def effective_kappa(self) -> float | None:
+        """lambda / scale, which differs from kappa where lambda was given or rounded; also in `to_dict`."""
+        return effective_kappa(self.lam, self.c_rms if self.config.get("scale") == "c_rms" else self.sqrt_n)
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
@@ -127,7 +136,7 @@ class MergeReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
-        plain: dict[str, Any] = json_values(asdict(self))
+        plain: dict[str, Any] = json_values({**asdict(self), "effective_kappa": self.effective_kappa})
         return plain
 
     @classmethod
@@ -161,12 +170,14 @@ class MergeReport(Shown):
                 "dispersion D": self.dispersion,
                 "kappa": self.kappa,
                 "lambda": self.lam,
+                "effective kappa": self.effective_kappa,
                 "c_RMS": self.c_rms,
                 "sqrt(N)": self.sqrt_n,
                 "merged tensors": counts.get("targets", 0) + counts.get("residual", 0),
                 "slices without a frame": counts.get("frameless"),
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
+                **kind_lines(self.kinds),
             },
             Table(
                 "Experts",

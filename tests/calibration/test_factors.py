@@ -33,9 +33,10 @@ def merge(base, experts, config, **options):
 
 def test_groups_are_attention_and_mlp_by_thirds_of_the_depth():
     from coram_hf.inputs.groups import find_groups
+    from coram_hf.inputs.kinds import find_kinds
 
     model = tiny_llama(num_hidden_layers=7)
-    found = find_groups(model, model.state_dict())
+    found = find_groups(model, find_kinds(model))
     thirds = ["early", "early", "early", "middle", "middle", "late", "late"]
     for layer, third in enumerate(thirds):
         assert GROUPS[found[f"model.layers.{layer}.self_attn.q_proj.weight"]] == f"{third} attention"

@@ -152,7 +152,7 @@ def retention(
     config: CoramConfig | None = None,
     **options: Any,
 ) -> Any:
-    """How much of the experts' update merged models keep, by group of modules."""
+    """How much of the experts' update merged models keep, by kind of parameter."""
     return _alone("retention", base, experts, config, {"merged": merged, **options})
 
 
@@ -190,6 +190,7 @@ def _matrices(findings: Findings) -> dict[str, dict[str, Any]]:
     return {
         name: {
             **findings.places[name]._asdict(),
+            "kind": findings.inputs.kinds[name],
             "relative_updates": findings.relative(anatomy),
             "c_rms": findings.c_rms(anatomy),
             "conflict": rate(anatomy),
