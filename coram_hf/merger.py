@@ -6,6 +6,7 @@ import logging
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,13 +16,15 @@ from huggingface_hub import ModelCardData
 from typing_extensions import Unpack
 
 from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, choose, require_kappa, wanted
-from coram_hf.config import CoramConfig, check_names
+from coram_hf.calibration import Calibrate, Lessons, PromptSources
+from coram_hf.config import CalibrationConfig, CoramConfig, check_names
 from coram_hf.errors import CoramError
 from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.opening import open_here
+from coram_hf.execution.processes import Processes
 from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
@@ -38,6 +41,7 @@ from coram_hf.outputs.memory import ModelSink, new_model
 from coram_hf.outputs.model_files import save_model_files
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
 
@@ -104,21 +108,44 @@ class Merger:
     """A method applied to inputs, which are read and never changed."""
 
     def __init__(
-        self, inputs: Inputs, choice: Choice, *, progress: bool = True, opening: float = 0.0
+        self,
+        inputs: Inputs,
+        choice: Choice,
+        *,
+        progress: bool = True,
+        opening: float = 0.0,
+        calibrate: Calibrate | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """`opening`: seconds that opening the inputs took."""
+        """`opening`: seconds that opening the inputs took.
+
+        `calibrate`: the prompts to calibrate every merge on; `calibration`: how lambda and factors of the
+        choice were found before.
+        """
         check_precision(inputs.device, choice.compute_dtype)
         self.inputs = inputs
         self.method = choice.make(inputs)
         self._choice = choice
         self._strength = choice.strength(len(inputs.experts))
         self._progress, self._opening = progress, opening
+        self._calibrate, self._calibration = calibrate, calibration
+        if calibrate is not None:
+            if choice.config is None:
+                raise CoramError(f"calibrate: {choice.label} has no lambda to calibrate; merge with coram")
+            Lessons(inputs, calibrate.prompts, calibrate.config)
 
     @staticmethod
-    def open(base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions) -> Merger:
+    def open(
+        base: ModelSource,
+        experts: ModelSources,
+        choice: Choice,
+        options: MergeOptions,
+        calibrate: Calibrate | None = None,
+    ) -> Merger:
         """The merger of a chosen method, with all sources opened and checked."""
         inputs, opening = _opened(base, experts, choice, options)
-        return Merger(inputs, choice, progress=options.get("progress", True), opening=opening)
+        progress = options.get("progress", True)
+        return Merger(inputs, choice, progress=progress, opening=opening, calibrate=calibrate)
 
     @cached_property
     def _memory(self) -> MemoryRunner:
@@ -139,6 +166,13 @@ class Merger:
         `keep_update=False` drops each update once it is written, which saves memory but rules out
         `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known.
         """
+        if self._calibrate is None:
+            return self._merge(keep_update)
+        prompts, config = self._calibrate
+        found = self._merge(True).calibrate(prompts, progress=self._progress, **asdict(config))
+        return found if keep_update else found.without_update()
+
+    def _merge(self, keep_update: bool) -> MergeResult:
         inputs = self.inputs
         for warning in self.inspect().warnings:
             logger.warning(warning)
@@ -162,9 +196,13 @@ class Merger:
         """Merge from files to files, with only a few matrices in memory, and return the report.
 
         The folder appears once it is complete. The same call resumes an interrupted merge; if inputs or
-        options have changed, it starts over. Under `torchrun` every process writes its own shards.
+        options have changed, it starts over. Under `torchrun` every process writes its own shards. A
+        calibration comes first, in memory.
         """
         run = self._files(folder, max_shard_size)
+        if self._calibrate is not None:
+            run.check(overwrite)
+            return self._calibrated.merge_to(folder, overwrite=overwrite, max_shard_size=max_shard_size)
         with workspace_of(run, overwrite) as finished:
             if not finished:
                 with ThreadPoolExecutor(1) as beside:
@@ -184,7 +222,22 @@ class Merger:
     def _report(self, outcome: Outcome, plan: MergePlan, dtype: torch.dtype) -> MergeReport:
         records, amplitude, survey = outcome
         settings, strength = self.method.settings, self._strength
-        return build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+        report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+        return report if self._calibration is None else report.with_calibration(self._calibration)
+
+    @cached_property
+    def _calibrated(self) -> Merger:
+        """The merger with what a calibration of these inputs in memory finds."""
+        if Processes.find().count > 1:
+            raise CoramError(
+                "calibrate works in one process; calibrate there, and repeat the merge from its report in several"
+            )
+        report = self.merge(keep_update=False).report
+        choice, found = (
+            choose_coram(CoramConfig.from_report(report)),
+            Calibration.from_dict(report.calibration),
+        )
+        return Merger(self.inputs, choice, progress=self._progress, opening=self._opening, calibration=found)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
         """Merge into a temporary folder and push it; for the options see `hub.push_folder`."""
@@ -234,6 +287,8 @@ class CoramMerger(Merger):
         experts: a list, or a dict name -> expert; an expert is a model, a PeftModel (each of its adapters
             is an expert), or the folder or Hub id of either.
         config: the method's options; the default is the paper's `full` line with its kappa rule.
+        calibrate: a few unlabelled prompts per expert, as for `MergeResult.calibrate`, to find lambda and
+            factors from; `calibration` says how.
         options: vocabulary, tokenizers, dtype, trust_remote_code, progress; see `MergeOptions`.
     """
 
@@ -242,6 +297,9 @@ class CoramMerger(Merger):
         base: ModelSource,
         experts: ModelSources,
         config: CoramConfig | None = None,
+        *,
+        calibrate: PromptSources | None = None,
+        calibration: CalibrationConfig | None = None,
         **options: Unpack[MergeOptions],
     ) -> None:
         if config is not None and not isinstance(config, CoramConfig):
@@ -251,7 +309,9 @@ class CoramMerger(Merger):
         self.config = config or CoramConfig()
         choice = choose_coram(self.config)
         inputs, opening = _opened(base, experts, choice, options)
-        super().__init__(inputs, choice, progress=options.get("progress", True), opening=opening)
+        given = None if calibrate is None else Calibrate(calibrate, calibration or CalibrationConfig())
+        progress = options.get("progress", True)
+        super().__init__(inputs, choice, progress=progress, opening=opening, calibrate=given)
 
 
 def _opened(

@@ -62,6 +62,10 @@ class MergeResult(Shown):
             self.model, self.report, self._inputs, self._updates, self._retained, adapter, self._again
         )
 
+    def without_update(self) -> MergeResult:
+        """This result without the kept update, which frees its memory but rules out another lambda."""
+        return MergeResult(self.model, self.report, self._inputs, None, self._retained, self._adapter)
+
     def facts(self) -> Facts:
         facts = self.report.facts()
         return facts._replace(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from coram_hf.amplitude import balance_factors
 from coram_hf.calibration.divergence import Taught, divergence, mean_divergence
 from coram_hf.calibration.fit import fit, hold_back, per_expert, per_group
+from coram_hf.calibration.prompts import PromptSources
 from coram_hf.calibration.search import EVALUATIONS, Curve, best, is_at_bound, rounded, search_lambda
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.calibration.teachers import Lessons, placed
@@ -34,6 +35,13 @@ START = 0.5
 
 FACTOR_DIGITS = 4
 """Significant digits of fitted factors, so that they are short to write."""
+
+
+class Calibrate(NamedTuple):
+    """What a merge is calibrated on, and how."""
+
+    prompts: PromptSources
+    config: CalibrationConfig = CalibrationConfig()
 
 
 class Merge(Protocol):

@@ -137,6 +137,7 @@ def choose_coram(config: CoramConfig) -> Choice:
         target_modules=config.target_modules,
         compute_dtype=config.compute_dtype,
         carrying=() if config.residual else config.residual_lines,
+        config=config,
     )
 
 
