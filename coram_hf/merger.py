@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub import ModelCardData
 from typing_extensions import Unpack
 
-from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, choose, require_kappa, wanted
+from coram_hf.amplitude import Amplitude, choose, require_kappa
 from coram_hf.calibration import Calibrate, Lessons, PromptSources
 from coram_hf.config import CalibrationConfig, CoramConfig, check_names
 from coram_hf.errors import CoramError
@@ -23,22 +23,21 @@ from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
 from coram_hf.execution.memory import MemoryRunner
+from coram_hf.execution.merging import Outcome, merge_into
 from coram_hf.execution.opening import open_here
+from coram_hf.execution.placing import with_result_placement
 from coram_hf.execution.processes import Processes
-from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
 from coram_hf.hub import publish_report, push_folder, write_card
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
-from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.options import MergeOptions, PlacementOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
-from coram_hf.methods.protocol import Method
-from coram_hf.methods.record import Record, total
 from coram_hf.outputs.memory import ModelSink, new_model
-from coram_hf.outputs.model_files import save_model_files
+from coram_hf.outputs.model_files import remove_other_files, save_model_files
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
 from coram_hf.report.calibration import Calibration
@@ -47,61 +46,6 @@ from coram_hf.result import MergeResult
 
 PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
-SinkType = TypeVar("SinkType", bound=Sink)
-
-
-class Outcome(NamedTuple):
-    """A finished merge: a record of every parameter, the exact amplitude, and the norms behind it."""
-
-    records: dict[str, Record]
-    amplitude: Amplitude
-    survey: Survey
-
-
-def merge_into(
-    sink: SinkType, run: Runner[SinkType], inputs: Inputs, method: Method, strength: Strength
-) -> Outcome:
-    """Merge every parameter into a sink, with the lambda that follows from the norms."""
-    names = method.names(inputs)
-    known = run.norms(wanted(strength))
-    known = known and known.with_factors(strength.factors, inputs)
-    amplitude = choose(None if known is None else known.measured, strength)
-    require_kappa(amplitude, strength)
-    work, c_rms = method.bind(inputs, amplitude.balance, measure=run.measures), None
-
-    if amplitude.lam is None:
-        amplified = [name for name, how in names.items() if how.amplified]
-        task = merge_task(work, names, None, inputs, run.measures)
-        measured = run.each("geometry", amplified, task, sink if sink.keeps else None)
-        known = known or Survey.of(measured, inputs).with_factors(strength.factors, inputs)
-        amplitude = choose(known.measured, strength)
-        require_kappa(amplitude, strength)
-        merged_square = total(measured.values()).slices.squared_norm
-        c_rms = balanced_contraction(known.measured, amplitude.factors, merged_square)
-        amplitude = choose(known.measured, strength, c_rms)
-        work = sink.kept(work, measured)
-        if amplitude.lam is None:
-            raise CoramError(
-                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam="
-            )
-
-    while True:
-        task = merge_task(work, names, amplitude.lam, inputs, run.measures)
-        records = run.each(f"write {amplitude.lam!r}", list(names), task, sink)
-        survey = known
-        if run.measures or survey is None:
-            survey = Survey.of(records, inputs).with_factors(strength.factors, inputs)
-        exact = choose(survey.measured, strength, c_rms)
-        if exact.lam == amplitude.lam:
-            return Outcome(records, exact, survey)
-        logger.warning(
-            "the dispersion over all targets is %.3g, on the other side of the threshold from the sample's: "
-            "merging again with lambda %s instead of %s",
-            exact.dispersion,
-            exact.lam,
-            amplitude.lam,
-        )
-        amplitude = exact
 
 
 class Merger:
@@ -122,7 +66,7 @@ class Merger:
         `calibrate`: the prompts to calibrate every merge on; `calibration`: how lambda and factors of the
         choice were found before.
         """
-        check_precision(inputs.device, choice.compute_dtype)
+        check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
         self.method = choice.make(inputs)
         self._choice = choice
@@ -160,26 +104,31 @@ class Merger:
         names = self.method.names(self.inputs)
         return build_plan(self.inputs, self._choice.label, names, amplitude, survey, self._choice.carrying)
 
-    def merge(self, *, keep_update: bool = True) -> MergeResult:
+    def merge(self, *, keep_update: bool = True, **placement: Unpack[PlacementOptions]) -> MergeResult:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
 
         `keep_update=False` drops each update once it is written, which saves memory but rules out
-        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known.
+        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known. If a part of the
+        result is on the disk, kept updates are files there. `device_map`, `max_memory` and `offload_folder`
+        place this result otherwise than the base is placed.
         """
+        result_inputs = with_result_placement(self.inputs, placement)
         if self._calibrate is None:
-            return self._merge(keep_update)
+            return self._merge(keep_update, result_inputs)
         prompts, config = self._calibrate
-        found = self._merge(True).calibrate(prompts, progress=self._progress, **asdict(config))
+        result = self._merge(True, result_inputs)
+        found = result.calibrate(prompts, progress=self._progress, **asdict(config))
         return found if keep_update else found.without_update()
 
-    def _merge(self, keep_update: bool) -> MergeResult:
+    def _merge(self, keep_update: bool, result_inputs: Inputs) -> MergeResult:
         inputs = self.inputs
         for warning in self.inspect().warnings:
             logger.warning(warning)
         names = self.method.names(inputs)
         amplified = [name for name, how in names.items() if how.amplified]
         keep = keep_update or self._strength.measures_contraction
-        sink = ModelSink(new_model(inputs), inputs.targets, (amplified or list(names)) if keep else ())
+        model = new_model(result_inputs, merged=names)
+        sink = ModelSink(model, inputs.targets, (amplified or list(names)) if keep else ())
         outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
         report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
         updates = sink.updates if keep_update else None
@@ -213,6 +162,7 @@ class Merger:
                     logger.warning(warning)
                 report = self._report(outcome, plan, run.layout.skeleton.dtype)
                 if run.processes.first:
+                    remove_other_files(run.workspace.files, run.layout)
                     save_model_files(run.workspace.files, run.layout, self.inputs)
                     publish_report(report, run.workspace.files)
                     run.workspace.publish(overwrite)
@@ -230,7 +180,7 @@ class Merger:
         """The merger with what a calibration of these inputs in memory finds."""
         if Processes.find().count > 1:
             raise CoramError(
-                "calibrate works in one process; calibrate there, and repeat the merge from its report in several"
+                "calibrate works in one process; repeat its merge from the report, without prompts, in more"
             )
         report = self.merge(keep_update=False).report
         choice, found = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,17 +14,23 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.calibration import Lessons, PromptSources, calibrate
-from coram_hf.config import CalibrationConfig, CoramConfig, check_number
+from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
 from coram_hf.hub import publish_report, push_folder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
 from coram_hf.outputs.lora import write_lora
+from coram_hf.outputs.memory import copied_model
 from coram_hf.outputs.model_files import save_companions
-from coram_hf.outputs.place import InMemory, write_update
+from coram_hf.outputs.place import write_update
+from coram_hf.outputs.placed import Outputs
+from coram_hf.outputs.saving import is_partly_offloaded, save_offloaded
 from coram_hf.report import MergeReport
 from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
+
+OFFLOADED_OPTIONS = ("max_shard_size", "save_original_format")
+"""Options of `save_pretrained` for a model with offloaded parts."""
 
 Again = Callable[[CoramConfig], "MergeResult"]
 
@@ -33,8 +38,9 @@ Again = Callable[[CoramConfig], "MergeResult"]
 class MergeResult(Shown):
     """A merged model of the base's class, with the report of its merge.
 
-    The kept geometric update costs 4 bytes per target parameter (8 for float64 models); merge with
-    `keep_update=False` to save that, at the price of `with_lambda`.
+    The kept geometric update costs 4 bytes per target parameter (8 for float64 models), of memory, or of the
+    disk if a part of the model is there; merge with `keep_update=False` to save that, at the price of
+    `with_lambda`.
     """
 
     def __init__(
@@ -78,8 +84,8 @@ class MergeResult(Shown):
 
         The base is read again, so it must still hold the weights that were merged.
         """
-        self._check_lambda(lam)
-        model = copy.deepcopy(self.model)
+        updates = self._check_lambda(lam)
+        model = copied_model(self._inputs, self.model, updates)
         other = MergeResult(
             model, self.report, self._inputs, self._updates, self._retained, again=self._again
         )
@@ -101,6 +107,11 @@ class MergeResult(Shown):
         if self._again is None or start is None or start <= 0:
             raise CoramError("calibrate needs a CORAM merge in memory with a positive lambda")
         self._check_lambda(start)
+        if config.granularity != "lambda" and is_partly_offloaded(self.model):
+            raise CoramError(
+                f"calibrate: granularity {config.granularity!r} needs the whole model in memory, and a part "
+                'of it is offloaded; pass granularity="lambda"'
+            )
         lessons = Lessons(self._inputs, prompts, config)
         found, calibration = calibrate(
             self.with_lambda(start), self._inputs, lessons, config, self._again, progress
@@ -114,10 +125,10 @@ class MergeResult(Shown):
         Sweeps use this for every lambda: it neither repeats the geometry nor copies the model.
         """
         updates = self._check_lambda(lam)
-        state, records = self.model.state_dict(), {name: Record() for name in updates}
+        outputs, records = Outputs(self.model), {name: Record() for name in updates}
         for name, update in updates.items():
             base = self._inputs.parameter(name).base
-            records[name].write(*write_update(InMemory(state[name]), base, update, lam))
+            records[name].write(*write_update(outputs[name], base, update, lam))
         moved = {name: record.moved for name, record in records.items()}
         self._retained = replace(self._retained, moved={**self._retained.moved, **moved})
         self.report = replace(
@@ -176,14 +187,19 @@ class MergeResult(Shown):
         """Write everything needed to run the model, with its card (README.md) and coram_report.json.
 
         `card_data` adds fields to the card's metadata, or overrides them. Options go to
-        `PreTrainedModel.save_pretrained`. Tokenizer, chat template and processor files are the base's, or
-        those of the merged tokenizer; custom code is copied only if it is trusted.
+        `PreTrainedModel.save_pretrained`; a model with offloaded parts is written one parameter at a time,
+        and takes `max_shard_size` and `save_original_format`. Tokenizer, chat template and processor files
+        are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
         """
         folder = Path(folder)
         if not self._inputs.original_format:
             options.setdefault("save_original_format", False)
-        self.model.save_pretrained(folder, **options)
-        save_companions(self._inputs, folder)
+        if is_partly_offloaded(self.model):
+            check_names(options, OFFLOADED_OPTIONS, "save option of a model with offloaded parts")
+            save_offloaded(self.model, self._inputs, folder, **options)
+        else:
+            self.model.save_pretrained(folder, **options)
+            save_companions(self._inputs, folder)
         publish_report(self.report, folder, card_data)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:

@@ -75,7 +75,7 @@ class Lessons:
 
 def placed(model: PreTrainedModel, inputs: Inputs) -> PreTrainedModel:
     """A model on the device of the merge, if one was given, ready to be asked."""
-    if inputs.device is not None:
+    if inputs.device is not None and inputs.placement is None:
         cast(Any, model).to(inputs.device)
     return model.eval()
 

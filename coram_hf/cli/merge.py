@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coram_hf.cli.shared import read_given, with_shared_options
+from coram_hf.cli.shared import CALIBRATION, read_given, with_shared_options
 
 if TYPE_CHECKING:
     from coram_hf.report import MergeReport
@@ -31,7 +32,7 @@ DryRun = Annotated[
 ]
 
 
-@with_shared_options
+@partial(with_shared_options, more=CALIBRATION)
 def merge(
     given: dict[str, Any],
     output: Output,
@@ -41,7 +42,8 @@ def merge(
 ) -> None:
     """Merge checkpoints and adapters into one model; the folder appears when it is complete.
 
-    A merge that is interrupted or fails keeps its work, and the same command resumes it.
+    A merge that is interrupted or fails keeps its work, and the same command resumes it. With --calibrate,
+    it is first merged and calibrated in memory.
     """
     merger = read_given(given).merger()
     if dry_run:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect as introspection
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from coram_hf.config import CoramConfig, Declared, Shared, options_of
+from coram_hf.config import CalibrationConfig, CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, Preset, find_method, method_names
@@ -47,11 +48,19 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
     return (TEXT_KINDS.get(option.name) or option.kind) | None, info
 
 
-TEXT_KINDS: dict[str, Any] = {"weights": str, "target_modules": list[str]}
+TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": list[str]}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
 CONFIG = {name: _typer_option(option) for name, option in options_of(CoramConfig).items()}
 OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
+
+CALIBRATION = {
+    "calibrate": (
+        Path | None,
+        typer.Option(help="Folder of unlabelled prompts, a .txt or .jsonl per expert, to calibrate on."),
+    ),
+    **{name: _typer_option(option) for name, option in options_of(CalibrationConfig).items()},
+}
 
 Tasks = Annotated[
     list[str],
@@ -71,15 +80,19 @@ Baselines = Annotated[
 NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with none.")]
 
 
-def with_shared_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
-    """Add the options that describe a merge before a command's own; it receives them as `given`.
+def with_shared_options(
+    command: Callable[..., None],
+    without: Collection[str] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., None]:
+    """Add the options that describe a merge, and `more`, before a command's own; it gets them as `given`.
 
     A command's own option replaces the shared one of the same name; those in `without` are left out.
     """
     own = list(introspection.signature(command).parameters.values())[1:]
     left_out = {*without, *(parameter.name for parameter in own)}
     shared = []
-    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS}.items():
+    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS, **more}.items():
         if name in left_out:
             continue
         info = typer.Option(help=info) if isinstance(info, str) else info
@@ -130,6 +143,7 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
         parameters["target_modules"] = parameters["target_modules"][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
     options = {key: given[key] for key in OPTIONS if given[key]}
+    calibration = {key: given[key] for key in CALIBRATION if given.get(key)}
     return replace(
         recipe,
         base=base,
@@ -137,6 +151,7 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
         method=given["method"] or recipe.method,
         parameters={**recipe.parameters, **parameters},
         options={**recipe.options, **options},
+        calibration={**recipe.calibration, **calibration},
     )
 
 

@@ -167,8 +167,10 @@ class _Subject:
         return asdict(result)
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
-        """The model on the device of the merge, if one was given."""
-        return model if self._device is None else model.to(self._device)  # type: ignore[arg-type]
+        """The model on the device of the merge, if one was given and accelerate has not placed the model."""
+        if self._device is None or hasattr(model, "hf_device_map"):
+            return model
+        return model.to(self._device)  # type: ignore[arg-type]
 
 
 class _Merged:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coram_hf.amplitude import Wanted
 from coram_hf.errors import CoramError
 from coram_hf.execution.processes import Processes, shares
 from coram_hf.execution.progress import Progress
 from coram_hf.execution.stream import ReadAhead, Writer
 from coram_hf.execution.survey import Survey
-from coram_hf.execution.tasks import Done, Task, in_threads, merge_unit, thread_count
+from coram_hf.execution.tasks import Done, Task, here, in_queues, merge_unit, queues
 from coram_hf.execution.workspace import Workspace, check_target
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.record import Record, measure
@@ -46,7 +48,8 @@ class FileRunner:
     ) -> None:
         self.processes = Processes.find()
         self.target = Path(os.path.abspath(Path(target).expanduser()))
-        self.threads = thread_count(inputs.device)
+        self._queues = queues(inputs)
+        self.threads = sum(self._queues.values())
         self.workspace = Workspace(self.target, self.processes.rank)
         self._inputs = inputs
         model, size = skeleton(inputs), shard_size(max_shard_size)
@@ -99,8 +102,11 @@ class FileRunner:
                 phase, self.share, lambda unit: merge_unit(unit, inputs, merged, task, sink), sink
             )
 
+    def _queue_of(self, unit: Unit) -> torch.device:
+        return self._inputs.device_of(unit[0])
+
     def _only_measured(self, unit: Unit, task: Task) -> Done:
-        return Done([task(self._inputs.parameter(unit[0]), None)], {})
+        return Done([task(here(self._inputs, unit[0]), None)], {})
 
     def _measure(self, phase: str, names: Sequence[str]) -> Survey:
         records = self.each(phase, names, lambda parameter, _: self._look(parameter))
@@ -128,7 +134,7 @@ class FileRunner:
         label, total = f"{self._label}: {phase.partition(' ')[0]}", sum(cost[unit] for unit in mine)
         try:
             with Progress(label, total, self._progress) as progress:
-                for unit, done in in_threads(work, ahead.through(mine), self.threads):
+                for unit, done in in_queues(work, ahead.through(mine), self._queue_of, self._queues):
                     writer.put(unit, done)
                     progress.add(cost[unit])
         finally:

@@ -1,8 +1,9 @@
-"""Open inputs for the device of this process."""
+"""Open inputs for the devices of this process."""
 
 from __future__ import annotations
 
 from coram_hf.execution.device import compute_device
+from coram_hf.execution.placing import with_placement
 from coram_hf.execution.processes import Processes
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
@@ -17,9 +18,10 @@ def open_here(
     *,
     need_targets: bool = True,
 ) -> Inputs:
-    """Open base and experts, with the option `device` resolved for this process."""
+    """Open base and experts, with the options of device and placement resolved for this process."""
     check_options(options)
     device = compute_device(options.get("device"), Processes.find().local_rank)
-    return open_inputs(
+    inputs = open_inputs(
         base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
     )
+    return with_placement(inputs, options)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
+from accelerate.hooks import AlignDevicesHook, ModelHook, remove_hook_from_module
 from peft import PeftConfig, PeftType
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 from peft.tuners.lora.layer import Linear as LoraLinear
@@ -168,9 +169,9 @@ def not_saved(model: PreTrainedModel) -> Collection[str]:
     return model._keys_to_ignore_on_save or ()
 
 
-def tied_on_load(model: PreTrainedModel) -> Collection[str]:
-    """Names that `from_pretrained` fills from another parameter. Relies on `all_tied_weights_keys`."""
-    return model.all_tied_weights_keys
+def tied_on_load(model: PreTrainedModel) -> Mapping[str, str]:
+    """Names that `from_pretrained` fills, and from which others. Relies on `all_tied_weights_keys`."""
+    return cast(Mapping[str, str], model.all_tied_weights_keys)
 
 
 # accelerate
@@ -179,6 +180,34 @@ def tied_on_load(model: PreTrainedModel) -> Collection[str]:
 def device_hooks(model: nn.Module) -> list[object]:
     """The hooks with which accelerate moves parameters. Relies on `_hf_hook` of a module."""
     return [hook for module in model.modules() if (hook := getattr(module, "_hf_hook", None)) is not None]
+
+
+Hook = AlignDevicesHook
+
+
+def align_hook(module: nn.Module) -> Hook | None:
+    """The hook that places a module, if any. Relies on `_hf_hook`, and on `hooks` of a SequentialHook."""
+    hook = getattr(module, "_hf_hook", None)
+    found = [part for part in getattr(hook, "hooks", (hook,)) if isinstance(part, AlignDevicesHook)]
+    return next((part for part in found if part.offload), found[0] if found else None)
+
+
+def without_hooks(model: nn.Module, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of a module without hooks; `memo` is that of `copy.deepcopy`. Relies on accelerate.hooks."""
+    bare: dict[int, Any] = {id(hook): ModelHook() for hook in device_hooks(model)}
+    made = copy.deepcopy(model, {**bare, **(memo or {})})
+    made.__dict__.pop("hf_device_map", None)
+    return remove_hook_from_module(made, recurse=True) if bare else made
+
+
+def unsplit_classes(model: PreTrainedModel) -> list[str]:
+    """The classes of modules that stay on one device. Relies on `_no_split_modules`."""
+    return list(model._no_split_modules or ())
+
+
+def skipped_keys(model: PreTrainedModel) -> Any:
+    """Arguments that hooks do not move. Relies on `_skip_keys_device_placement`."""
+    return model._skip_keys_device_placement
 
 
 # peft: wrapped layers

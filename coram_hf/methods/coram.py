@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from coram_hf.amplitude import Strength
-from coram_hf.config import CoramConfig, Declared, check_names, options_of
+from coram_hf.config import CoramConfig, Declared, check_names, options_of, write_factors
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.baseline import euclidean_blocks
@@ -56,7 +56,7 @@ class Coram:
             elif parameter.target is not None:
                 for i, (_, base, experts) in enumerate(parameter.matrices()):
                     for merged in merge_rows(
-                        base, experts, config, factors=factors, device=inputs.device, measure=measure
+                        base, experts, config, factors=factors, device=parameter.device, measure=measure
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
@@ -120,7 +120,7 @@ class CoramEntry:
             option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
             several = key == "target_modules" and not isinstance(value, str)
             for one in [*value, *value[:1]] if several else [value]:
-                words += [option, ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one)]
+                words += [option, write_factors(one) if isinstance(one, list | tuple) else str(one)]
         return words
 
 

@@ -55,7 +55,7 @@ class OftMerge:
         """Rotate each matrix with the merged adapter's own layer."""
 
         def work(parameter: Parameter) -> Iterator[Block]:
-            rotated = self._rotated[self._layers[parameter.name]].to(torch.float64)
+            rotated = self._rotated[self._layers[parameter.name]].to(parameter.base.device, torch.float64)
             update = as_rows(rotated - parameter.base.to(torch.float64))
             counted = parameter.target is not None
             for rows in row_blocks(parameter.base):

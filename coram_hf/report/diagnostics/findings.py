@@ -13,6 +13,7 @@ from torch import Tensor
 from coram_hf.amplitude import Amplitude, Strength, choose, contraction
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
+from coram_hf.execution.device import to_device
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.survey import Survey
 from coram_hf.geometry import squared_norms
@@ -140,7 +141,7 @@ def walk(
         for opened in filter(None, (inputs, merged)):
             opened.prefetch(name)
         moved = {} if merged is None else _moved(merged, name)
-        parameter = inputs.parameter(name)
+        parameter = to_device(inputs.parameter(name), inputs.device_of(name))
         if parameter.target is None:
             return None, measure(parameter, Record(), experts), moved
         anatomy = together(
@@ -149,7 +150,7 @@ def walk(
                 matrix.experts,
                 config,
                 factors=factors,
-                device=inputs.device,
+                device=parameter.device,
                 geometry=geometry,
                 entries=entries,
             )
