@@ -215,6 +215,11 @@ def balanced_contraction(norms: UpdateNorms, factors: Sequence[float], merged_sq
     return contraction(balanced, merged_square**0.5)
 
 
+def relative_size(lam: float | None, c_rms: float | None) -> float | None:
+    """a = |lambda dW_merge| / RMS_i |dW_i| = lambda / c_RMS; without amplification, lambda is 1."""
+    return None if c_rms is None else (1.0 if lam is None else lam) / c_rms
+
+
 def _unchanged(relative: Mapping[str, float]) -> str:
     names = [repr(name) for name, r in relative.items() if r == 0]
     who = f"expert {names[0]} does" if len(names) == 1 else f"experts {', '.join(names)} do"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
@@ -24,18 +23,21 @@ from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.merging import Outcome, merge_into
-from coram_hf.execution.opening import open_here
+from coram_hf.execution.opening import open_timed
 from coram_hf.execution.placing import with_result_placement
 from coram_hf.execution.processes import Processes
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
-from coram_hf.hub import publish_report, push_folder, write_card
+from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder, write_card
+from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions, PlacementOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
+from coram_hf.methods.oft import merged_adapter
+from coram_hf.methods.protocol import OnlyAmplified
 from coram_hf.outputs.memory import ModelSink, new_model
 from coram_hf.outputs.model_files import remove_other_files, save_model_files
 from coram_hf.report import MergePlan, MergeReport
@@ -44,7 +46,6 @@ from coram_hf.report.calibration import Calibration
 from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
 
-PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
 
 
@@ -87,7 +88,7 @@ class Merger:
         calibrate: Calibrate | None = None,
     ) -> Merger:
         """The merger of a chosen method, with all sources opened and checked."""
-        inputs, opening = _opened(base, experts, choice, options)
+        inputs, opening = open_timed(base, experts, choice, options)
         progress = options.get("progress", True)
         return Merger(inputs, choice, progress=progress, opening=opening, calibrate=calibrate)
 
@@ -168,6 +169,37 @@ class Merger:
                     run.workspace.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)
+
+    def merge_adapter_to(
+        self,
+        folder: str | Path,
+        *,
+        rank: int | None = None,
+        energy: float | None = None,
+        overwrite: bool = False,
+    ) -> MergeReport:
+        """Merge into an adapter of the base, as `MergeResult.save_adapter` writes it, and return the report.
+
+        Every update is factored as soon as it is merged, so that no merged model is held in memory. After an
+        interruption it starts over.
+        """
+        adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
+        if self._calibrate is not None:
+            return self._calibrated.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
+        for warning in self.inspect().warnings:
+            logger.warning(warning)
+        inputs, method = self.inputs, OnlyAmplified(self.method)
+        outcome = merge_into(adapter.sink(), self._memory, inputs, method, self._strength)
+        report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), torch.float32)
+        found = retained(inputs, outcome.records, outcome.survey)
+        return adapter.write(report, found, method.names(inputs))
+
+    def adapter_folder(
+        self, folder: str | Path, *, rank: int | None, energy: float | None, overwrite: bool
+    ) -> AdapterFolder:
+        """The folder of `merge_adapter_to`; raises any error about it or the options before merging."""
+        oft = merged_adapter(self.method)
+        return AdapterFolder(folder, self.inputs, oft, rank=rank, energy=energy, overwrite=overwrite)
 
     def _report(self, outcome: Outcome, plan: MergePlan, dtype: torch.dtype) -> MergeReport:
         records, amplitude, survey = outcome
@@ -258,16 +290,7 @@ class CoramMerger(Merger):
             )
         self.config = config or CoramConfig()
         choice = choose_coram(self.config)
-        inputs, opening = _opened(base, experts, choice, options)
+        inputs, opening = open_timed(base, experts, choice, options)
         given = None if calibrate is None else Calibrate(calibrate, calibration or CalibrationConfig())
         progress = options.get("progress", True)
         super().__init__(inputs, choice, progress=progress, opening=opening, calibrate=given)
-
-
-def _opened(
-    base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
-) -> tuple[Inputs, float]:
-    """The inputs of a merge, and how many seconds it took to open them."""
-    started = time.perf_counter()
-    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
-    return inputs, time.perf_counter() - started

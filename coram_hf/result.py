@@ -8,18 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import ModelCardData
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from coram_hf.amplitude import relative_size
 from coram_hf.calibration import Lessons, PromptSources, calibrate
 from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
-from coram_hf.hub import publish_report, push_folder
+from coram_hf.execution.tasks import in_threads, thread_count
+from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder
+from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
-from coram_hf.outputs.lora import write_lora
 from coram_hf.outputs.memory import copied_model
 from coram_hf.outputs.model_files import save_companions
 from coram_hf.outputs.place import write_update
@@ -136,6 +139,7 @@ class MergeResult(Shown):
             config=self.report.config | ({"lam": lam} if "lam" in self.report.config else {}),
             lam=lam,
             lam_source="given",
+            amplitude=relative_size(lam, self.report.c_rms),
             calibration={},
             retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
@@ -148,38 +152,33 @@ class MergeResult(Shown):
         return self._updates
 
     def save_adapter(
-        self, folder: str | Path, *, rank: int | None = None, energy: float = 0.99
+        self,
+        folder: str | Path,
+        *,
+        rank: int | None = None,
+        energy: float | None = None,
+        overwrite: bool = False,
+        card_data: ModelCardData | None = None,
     ) -> MergeReport:
-        """Write the merged update as an adapter of the base, with the report, which is also returned.
+        """Write the merged update as an adapter of the base, with card and report, and return the report.
 
         A merge of OFT adapters is written as an OFT adapter. Any other becomes a LoRA adapter, by a truncated
         SVD of every matrix: of the given rank, or the lowest that keeps a share `energy` of its squared
-        norm. The report contains the relative error of each matrix. What a residual pathway changed outside
-        the target matrices is not part of the adapter.
+        norm (by default 0.99). The report contains the relative error of each matrix. What a residual pathway
+        changed outside the target matrices is not part of the adapter. The folder appears when it is whole.
         """
-        folder = Path(folder)
-        if self._adapter is not None:
-            if rank is not None:
-                raise CoramError("remove rank: a merge of OFT adapters is saved as an OFT adapter")
-            self._adapter.save_pretrained(str(folder))
-            self.report.save(folder)
-            return self.report
-        if self._updates is None:
-            raise CoramError("the merged update was not kept; merge with keep_update=True")
-        if rank is not None and (type(rank) is not int or rank < 1):
-            raise CoramError(f"rank must be a positive integer, found {rank!r}")
-        if not 0 < energy <= 1:
-            raise CoramError(f"energy must be above 0 and at most 1, found {energy!r}")
-        lam = 1.0 if self.report.lam is None else self.report.lam
-        scaled = ((name, lam * update) for name, update in self._updates.items())
-        kept = write_lora(folder, self._inputs.base, scaled, rank=rank, energy=energy)
-        report = replace(
-            self.report,
-            adapter_ranks={module: found.rank for module, found in kept.items()},
-            adapter_errors={module: found.error for module, found in kept.items()},
+        adapter = AdapterFolder(
+            folder, self._inputs, self._adapter, rank=rank, energy=energy, overwrite=overwrite
         )
-        report.save(folder)
-        return report
+        updates = self._updates or {}
+        if adapter.lora is not None:
+            if self._updates is None:
+                raise CoramError("the merged update was not kept; merge with keep_update=True")
+            lam = 1.0 if self.report.lam is None else self.report.lam
+            threads, add = thread_count(torch.device("cpu")), adapter.lora.add
+            for _ in in_threads(lambda name: add(name, lam * updates[name]), updates, threads):
+                pass
+        return adapter.write(self.report, self._retained, updates, card_data)
 
     def save_pretrained(
         self, folder: str | Path, *, card_data: ModelCardData | None = None, **options: Any
@@ -202,11 +201,28 @@ class MergeResult(Shown):
             save_companions(self._inputs, folder)
         publish_report(self.report, folder, card_data)
 
-    def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
-        """Push weights, tokenizer, card and report in one commit, and return its URL.
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        adapter: bool = False,
+        rank: int | None = None,
+        energy: float | None = None,
+        card_data: ModelCardData | None = None,
+        **options: Any,
+    ) -> str:
+        """Push weights, tokenizer, card and report, and return the URL of the commit.
 
-        Options: `private`, `revision`, `commit_message`, `create_pr`, `token`; see `hub.push_folder`.
+        `adapter=True` pushes what `save_adapter` writes, with `rank` or `energy`. Options: `private`,
+        `revision`, `commit_message`, `create_pr`, `token`; see `hub.push_folder`.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, card_data=card_data)
+        if not adapter and (rank is not None or energy is not None):
+            raise CoramError("rank and energy are those of an adapter; pass adapter=True as well")
+        check_names(options, PUSH_OPTIONS, "push option")
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "merged"
+            if adapter:
+                self.save_adapter(folder, rank=rank, energy=energy, card_data=card_data)
+            else:
+                self.save_pretrained(folder, card_data=card_data)
             return push_folder(folder, repo_id, fresh=True, **options)

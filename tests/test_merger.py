@@ -207,7 +207,7 @@ def test_the_contraction_is_that_of_the_balanced_experts():
 
 def test_a_merge_of_nothing_has_no_contraction():
     base = tiny_llama()
-    with pytest.raises(CoramError, match="c_rms"):
+    with pytest.raises(CoramError, match="c_RMS"):
         merger(base, [base, base], CoramConfig(kappa=1.0, scale="c_rms")).merge()
 
 

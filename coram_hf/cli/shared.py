@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from coram_hf.config import CalibrationConfig, CoramConfig, Declared, Shared, options_of
+from coram_hf.config import AdapterOptions, CalibrationConfig, CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, Preset, find_method, method_names
@@ -53,6 +52,7 @@ TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": 
 
 CONFIG = {name: _typer_option(option) for name, option in options_of(CoramConfig).items()}
 OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
+ADAPTER = {name: _typer_option(option) for name, option in options_of(AdapterOptions).items()}
 
 CALIBRATION = {
     "calibrate": (
@@ -83,16 +83,17 @@ NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with 
 def with_shared_options(
     command: Callable[..., None],
     without: Collection[str] = (),
-    more: Mapping[str, Any] = MappingProxyType({}),
+    more: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> Callable[..., None]:
-    """Add the options that describe a merge, and `more`, before a command's own; it gets them as `given`.
+    """Add the options that describe a merge before a command's own; it receives them as `given`.
 
-    A command's own option replaces the shared one of the same name; those in `without` are left out.
+    A command's own option replaces the shared one of the same name; those in `without` are left out, those in
+    `more` added.
     """
     own = list(introspection.signature(command).parameters.values())[1:]
     left_out = {*without, *(parameter.name for parameter in own)}
     shared = []
-    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS, **more}.items():
+    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS, **(more or {})}.items():
         if name in left_out:
             continue
         info = typer.Option(help=info) if isinstance(info, str) else info

@@ -1,5 +1,6 @@
 """The configuration of a merge, its one-line name, and how options are declared and checked."""
 
+from coram_hf.config.adapter import AdapterOptions
 from coram_hf.config.calibration import CalibrationConfig, Granularity
 from coram_hf.config.coram import (
     Balance,
@@ -18,6 +19,7 @@ from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, 
 __all__ = [
     "DEFAULT_HEIGHT",
     "GROUPS",
+    "AdapterOptions",
     "Balance",
     "Branch",
     "CalibrationConfig",

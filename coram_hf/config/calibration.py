@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from coram_hf.config.coram import CheckedOptions, describe, options_of
+from coram_hf.config.coram import Options, describe, options_of
 from coram_hf.config.declared import Range, check_names
 
 Granularity = Literal["lambda", "expert", "group"]
@@ -14,7 +14,7 @@ Granularity = Literal["lambda", "expert", "group"]
 
 
 @dataclass(frozen=True)
-class CalibrationConfig(CheckedOptions):
+class CalibrationConfig(Options):
     """Every option of a calibration; the prompts themselves are given apart."""
 
     granularity: Annotated[

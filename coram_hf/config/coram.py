@@ -84,7 +84,7 @@ TargetModules = Annotated[
 ]
 
 
-class CheckedOptions:
+class Options:
     """A dataclass that checks its declared options on creation."""
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ def _read_options(cls: Any) -> dict[str, Declared]:
 
 
 @dataclass(frozen=True)
-class Shared(CheckedOptions):
+class Shared(Options):
     """The options of every method."""
 
     weights: Weights = None
@@ -123,7 +123,7 @@ class Shared(CheckedOptions):
 
 
 @dataclass(frozen=True)
-class CoramConfig(CheckedOptions):
+class CoramConfig(Options):
     """Every option of a CORAM merge; the defaults are the paper's plain `full` line with its kappa rule."""
 
     slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT

@@ -16,7 +16,7 @@ from coram_hf.config import check_names
 from coram_hf.errors import CoramError, reason
 from coram_hf.execution.device import compute_device
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.internals import unsplit_classes
+from coram_hf.inputs.internals.hooks import unsplit_classes
 from coram_hf.inputs.options import PlacementOptions, read_max_memory
 from coram_hf.inputs.placement import DISK, OFFLOADED, Device, Placement
 from coram_hf.outputs.layout import skeleton

@@ -29,6 +29,7 @@ class Anatomy:
     agreeing, moved: entries that two experts move in the same direction, and that both move.
     flagged: per expert, columns of slices that conflict with the mean update; columns: all of one expert.
     squares, dots, task: per branch |delta|^2 and <delta, delta_TA>, and |delta_TA|^2.
+    decorrelation: the numbers of a `Decorrelation`, if the experts were decorrelated.
     errors, angles, conditions: see `Dissected`; contrast: the conditions of the other way of slicing.
     """
 
@@ -48,6 +49,7 @@ class Anatomy:
     angles: list[Tensor] = field(default_factory=list)
     conditions: list[Tensor] = field(default_factory=list)
     contrast: list[Tensor] = field(default_factory=list)
+    decorrelation: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def __iadd__(self, other: Anatomy) -> Anatomy:
         for f in fields(self):

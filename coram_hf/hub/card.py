@@ -16,13 +16,16 @@ from coram_hf.hub.again import command_line, entry_of, load_code, python_code
 from coram_hf.hub.metadata import card_metadata, is_hub_source, licenses_of
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.text import fenced, inline, number
+from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
+from coram_hf.report.adapter import worst_matrices
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_updates
 from coram_hf.report.kinds import kind_table
-from coram_hf.report.merge_report import file_hashes
+from coram_hf.report.merge_report import DECORRELATION, file_hashes
 from coram_hf.report.tables import markdown as table
 
+CARD = "README.md"
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
 TEMPLATES = Path(__file__).parent
 CHOICE = {
@@ -39,6 +42,8 @@ COUNTS = {
     "svd_fallbacks": "slices too badly conditioned for the fast kernel, merged by SVD",
     "frameless": "slices without a frame, merged by the mean",
 }
+WORST = 10
+"""The number of matrices of an adapter whose error the card shows."""
 CITATION = """@misc{coram,
   title = {CORAM: Coherent Orthogonal Rotation for Model Merging}
 }"""
@@ -64,7 +69,7 @@ def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData |
         hashes = pool.submit(file_hashes, folder, keep_cached=False)
         draw_updates(report, folder)
         complete = replace(report, files=hashes.result())
-    edited = edited_card(folder / "README.md", folder)
+    edited = edited_card(folder / CARD, folder)
     if EvalResults.load(folder, complete.files) is None:
         (folder / EVAL_NAME).unlink(missing_ok=True)
     complete.save(folder)
@@ -86,7 +91,7 @@ def renew_card(text: str, report: MergeReport, folder: Path) -> None:
 
 def _write(text: str, report: MergeReport, folder: Path) -> None:
     whole = with_results(text, EvalResults.load(folder, report.files))
-    (folder / "README.md").write_text(whole, encoding="utf-8", errors="replace")
+    write_whole(folder / CARD, whole)
 
 
 def edited_card(path: Path, folder: Path) -> str:
@@ -127,7 +132,7 @@ def _environment() -> Environment:
 def _title(report: MergeReport) -> str:
     names = [inline(name) for name in report.relative_updates]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"A merge of {shown}"
+    return f"A merge of {shown}" + (f", as {_adapter_type(report)} adapter" if report.adapter else "")
 
 
 def _section(report: MergeReport) -> str:
@@ -140,6 +145,7 @@ def _section(report: MergeReport) -> str:
             figure=FIGURE.as_posix(),
             parents=_parents(report),
             licenses=_license_list(report),
+            adapter=_adapter(report),
             counts=table(["", ""], _counts(report)),
             kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
@@ -170,11 +176,13 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
         rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
     else:
         used = "kappa, not used" if report.lam_source == "given" else "kappa"
-        scale = "c_RMS" if report.config.get("scale") == "c_rms" else "sqrt(N)"
+        scale = "c_RMS" if report.by_contraction else "sqrt(N)"
         rows += [(used, number(report.kappa)), ("lambda", number(report.lam))]
         rows.append((f"effective kappa, lambda / {scale}", number(report.effective_kappa)))
         rows.append(("chosen", _choice(report)))
-    return [*rows, ("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+    rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
+    rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))
+    return [*rows, *((DECORRELATION[key], number(value)) for key, value in report.decorrelation.items())]
 
 
 def _choice(report: MergeReport) -> str:
@@ -205,6 +213,36 @@ def _source(found: Mapping[str, Any]) -> str:
     return inline(source) if is_hub_source(found) else f"a folder called {inline(Path(source).name)}"
 
 
+def _adapter_type(report: MergeReport) -> str:
+    kind = str(report.adapter["type"])
+    return {"LORA": "a LoRA", "OFT": "an OFT"}.get(kind, f"a {inline(kind)}")
+
+
+def _adapter(report: MergeReport) -> str:
+    """What the adapter stores: its ranks, its error, and the matrices that it stores least exactly."""
+    if not report.adapter:
+        return ""
+    if not report.adapter_errors:
+        return f"This is {_adapter_type(report)} adapter of the base: the merge itself, nothing is truncated."
+    ranks, wanted = report.adapter_ranks.values(), report.adapter
+    energy = f"{wanted['energy']} of the squared norm of each matrix"
+    rows = [
+        ("matrices", str(len(ranks))),
+        ("kept", f"rank {wanted['rank']}" if wanted["rank"] else energy),
+        ("ranks", f"{min(ranks)} to {max(ranks)}"),
+        ("relative error over all matrices", number(wanted["error"], 3)),
+    ]
+    worst = [(inline(n), str(rank), number(e, 3)) for n, rank, e in worst_matrices(report, WORST)]
+    return "\n\n".join(
+        [
+            f"This is {_adapter_type(report)} adapter of the base, by a truncated SVD of the merged update.",
+            table(["", ""], rows),
+            "The least exact matrices; [coram_report.json](coram_report.json) has all of them:",
+            table(["matrix", "rank", "relative error"], worst),
+        ]
+    )
+
+
 def _counts(report: MergeReport) -> list[tuple[str, str]]:
     rows = [(COUNTS.get(key, inline(key)), str(count)) for key, count in report.counts.items()]
     rows += [
@@ -212,7 +250,8 @@ def _counts(report: MergeReport) -> list[tuple[str, str]]:
         for name, error in report.orthogonality_errors.items()
     ]
     rows.append(("worst condition number of a slice", number(report.worst_condition)))
-    rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
+    if not report.adapter:
+        rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
     return [*rows, ("share of the update norm that was left at the base", f"{report.left_at_base:.1%}")]
 
 

@@ -31,12 +31,14 @@ def card_metadata(report: MergeReport, given: ModelCardData | None) -> ModelCard
     """The metadata of a card; fields of `given` replace those that follow from the report."""
     licenses = licenses_of(report)
     license_name = strictest(licenses)
+    kind = [str(report.adapter["type"]).lower()] if report.adapter else []
+    parents = dict(list(report.sources.items())[:1]) if kind else report.sources
     fields: dict[str, Any] = {
-        "base_model": _hub_ids(report) or None,
-        "base_model_relation": "merge",
-        "library_name": "transformers",
+        "base_model": _hub_ids(parents) or None,
+        "base_model_relation": "adapter" if kind else "merge",
+        "library_name": "peft" if kind else "transformers",
         "pipeline_tag": pipeline_tag(report.model_class),
-        "tags": list(dict.fromkeys(["merge", "model-merging", report.method, "coram"])),
+        "tags": list(dict.fromkeys(["merge", "model-merging", report.method, "coram", *kind])),
         "license": license_name,
         "license_name": "see-parents" if license_name == "other" else None,
         "language": _together(report, "language"),
@@ -67,8 +69,8 @@ def is_hub_source(found: Mapping[str, Any]) -> bool:
     return bool(known) and HUB_ID.fullmatch(repository) is not None
 
 
-def _hub_ids(report: MergeReport) -> list[str]:
-    found = [s for s in report.sources.values() if is_hub_source(s)]
+def _hub_ids(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    found = [s for s in sources.values() if is_hub_source(s)]
     return list(dict.fromkeys(str(source["source"]).partition(":")[0] for source in found))
 
 

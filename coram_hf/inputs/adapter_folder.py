@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.adapters import open_adapters, require_mergeable, shadow
 from coram_hf.inputs.files import pickle_refused
-from coram_hf.inputs.internals import KEY_PREFIX, parameter_mark, put
+from coram_hf.inputs.internals.adapters import KEY_PREFIX, parameter_mark
+from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.oft import is_legacy, open_legacy
 from coram_hf.inputs.weights import Weights
 

@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.inputs.internals import (
-    device_hooks,
+from coram_hf.inputs.internals.adapters import (
     forget_adapters,
     has_adapter,
     is_plain_lora,
     is_wrapper,
     lora_factors,
     oft_rotation,
-    put,
     rotation_blocks,
     trained_copy,
     tuner_layer,
     tuner_layers,
     wrapped,
 )
+from coram_hf.inputs.internals.hooks import device_hooks
+from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.offloaded import loaded_copy, offloaded_tensors
 from coram_hf.inputs.oft import is_wide_oft, orthogonality_error, rotated_weight
 from coram_hf.inputs.weights import Make, MakeFactors, Weights

@@ -15,7 +15,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.files import read_json, read_tensors, weight_files
-from coram_hf.inputs.internals import Conversion, custom_class, disk_names, put, without_initialization
+from coram_hf.inputs.internals.models import Conversion, custom_class, disk_names, put, without_initialization
 from coram_hf.inputs.quantized import dequantized, scheme
 from coram_hf.inputs.weights import Weights
 

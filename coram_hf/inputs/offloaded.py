@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.internals import Hook, align_hook, put, tied_on_load, without_hooks
+from coram_hf.inputs.internals.hooks import Hook, align_hook, without_hooks
+from coram_hf.inputs.internals.models import put, tied_on_load
 
 
 def offloaded_tensors(model: nn.Module, path: str = "") -> dict[str, Callable[[], Tensor]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from coram_hf.inputs.internals import align_hook
+from coram_hf.inputs.internals.hooks import align_hook
 from coram_hf.inputs.offloaded import offload_folder, offloads_to_disk
 
 Device = int | str | torch.device

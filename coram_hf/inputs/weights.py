@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.inputs.internals import hub_commit
+from coram_hf.inputs.internals.models import hub_commit
 from coram_hf.inputs.offloaded import offloaded_tensors, tied_names
 
 Make = Callable[[], Tensor]

@@ -29,6 +29,9 @@ BUILT_IN = {
     "ties": "coram_hf.methods.ties:TIES",
     "dare_ties": "coram_hf.methods.dare_ties:DARE_TIES",
     "tsvm": "coram_hf.methods.tsvm:TSVM",
+    "iso_c": "coram_hf.methods.iso_c:ISO_C",
+    "wudi": "coram_hf.methods.wudi:WUDI",
+    "ace": "coram_hf.methods.ace:ACE",
     "orthomerge": "coram_hf.methods.orthomerge:ORTHOMERGE",
 }
 

@@ -15,7 +15,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.internals import not_saved, saved_together, tied_on_load, to_disk, without_hooks
+from coram_hf.inputs.internals.hooks import without_hooks
+from coram_hf.inputs.internals.models import not_saved, saved_together, tied_on_load, to_disk
 from coram_hf.inputs.offloaded import tied_names
 
 DTYPES = {

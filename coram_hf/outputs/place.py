@@ -122,6 +122,11 @@ AnyOutput = TypeVar("AnyOutput", bound=Output)
 Room = Callable[[Tensor, torch.dtype], Tensor]
 
 
+def memory_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor in memory, of the shape of the given one."""
+    return torch.empty_like(tensor, dtype=dtype)
+
+
 class Written(NamedTuple):
     """|lambda * update|^2 and |error of rounding to the result's dtype|^2 of the rows written."""
 
@@ -164,12 +169,14 @@ class Place:
 class KeptPlace(Place):
     """A place that keeps the whole update, as float32 or float64, and writes it on `close`.
 
-    room: makes a tensor for an update, of the shape of the given one, and of the dtype.
+    room: makes a tensor for an update, of the shape of the given one, and of the dtype; by default in memory.
     """
 
-    def __init__(self, out: Output, target: Target | None, updates: dict[str, Tensor], room: Room) -> None:
+    def __init__(
+        self, out: Output, target: Target | None, updates: dict[str, Tensor], room: Room | None = None
+    ) -> None:
         super().__init__(out, target)
-        self._updates, self._room = updates, room
+        self._updates, self._room = updates, room or memory_like
 
     def add(self, block: Block, parameter: Parameter, lam: float | None) -> Written:
         """Keep some rows of the update; nothing is written yet."""

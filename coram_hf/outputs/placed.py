@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.internals import align_hook, put, skipped_keys
+from coram_hf.inputs.internals.hooks import align_hook, skipped_keys
+from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.offloaded import offload_store
 from coram_hf.inputs.placement import Placement
 from coram_hf.outputs.layout import skeleton
 from coram_hf.outputs.offload import Offloaded, mapped_tensor
-from coram_hf.outputs.place import InMemory, Output
+from coram_hf.outputs.place import InMemory, Output, memory_like
 
 
 def placed_model(
@@ -137,5 +138,5 @@ class Outputs:
     def room(self) -> Callable[[Tensor, torch.dtype], Tensor]:
         """Makes tensors for kept updates: in files beside the model's, if it has any, else in memory."""
         if self._offloaded is None:
-            return lambda like, dtype: torch.empty_like(like, dtype=dtype)
+            return memory_like
         return partial(mapped_tensor, self._offloaded.parent)

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from coram_hf.amplitude import Amplitude, Strength, balanced_contraction
+from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, relative_size
 from coram_hf.execution.survey import Survey
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.protocol import How
 from coram_hf.methods.record import Record, total
+from coram_hf.report.decorrelation import decorrelation_numbers
 from coram_hf.report.kinds import Retained
 from coram_hf.report.merge_report import MergeReport, library_versions
 from coram_hf.report.plan import MergePlan
@@ -69,6 +70,8 @@ def build_report(
 ) -> MergeReport:
     """The record of a finished merge."""
     whole = total(records.values())
+    square = whole.slices.squared_norm
+    c_rms = balanced_contraction(survey.measured, amplitude.factors, square)
     config = {key: value for key, value in settings.items() if key != "method"}
     return MergeReport(
         method=settings["method"],
@@ -84,7 +87,11 @@ def build_report(
         lam=plan.lam,
         lam_source=None if plan.lam is None else strength.source,
         sqrt_n=amplitude.sqrt_n,
-        c_rms=balanced_contraction(survey.measured, amplitude.factors, whole.slices.squared_norm),
+        c_rms=c_rms,
+        amplitude=relative_size(plan.lam, c_rms),
+        decorrelation=decorrelation_numbers(
+            whole.decorrelation, len(inputs.experts), square, amplitude.sqrt_n
+        ),
         counts={"targets": len(plan.targets), "residual": len(plan.residual), **whole.slices.counts()},
         outside_share=plan.outside_share,
         left_at_base=0.0 if plan.residual else survey.total_outside_share(),

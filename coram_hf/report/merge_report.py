@@ -36,8 +36,16 @@ MEASURED = (
     "retention",
     "orthogonality_errors",
     "adapter_errors",
+    "decorrelation",
 )
 """Fields that map names to numbers."""
+
+DECORRELATION = {
+    "c_rms_ratio": "c_RMS / sqrt(N) after decorrelation",
+    "overlap_before": "overlap of the experts' inputs before",
+    "overlap_after": "overlap of the experts' inputs after",
+}
+"""What the numbers about decorrelation are called in tables and cards."""
 
 LIBRARIES = (
     "coram-hf",
@@ -63,13 +71,20 @@ class MergeReport(Shown):
     kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given kappa), "given" (lambda
     was set by hand, and kappa was not used) or "calibrated" (found from unlabelled prompts).
     calibration: how, as the fields of a `Calibration`, if it was.
+    amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
+    any decorrelation, so that a decorrelated merge has a = kappa.
+    decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
+    if they are at right angles; overlap_before and overlap_after are the mean over pairs of experts
+    of <G_i, G_j> / (|G_i| |G_j|), with G_i = tau_i^T tau_i and sums over all targets; for matrices with more
+    than 256 inputs they are estimated from 16 random directions. Empty without decorrelation.
     counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
     outside_share: per expert, the norm of its update outside the targets over that of its whole update;
     left_at_base: this share over all experts together, as far as it stayed at the base.
     rounding_loss: |error of rounding to the model's dtype| / |update|, over all written tensors.
     expert_kinds: "full", or the PEFT type of an adapter.
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
-    adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
+    adapter: if the merge is stored as an adapter, its PEFT type, and for LoRA the requested rank or energy
+    and the relative error over all matrices; adapter_ranks, adapter_errors: by module.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
@@ -110,14 +125,22 @@ class MergeReport(Shown):
     kinds: dict[str, dict[str, int]] = field(default_factory=dict)
     worst_condition: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    adapter: dict[str, Any] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
+    amplitude: float | None = None
+    decorrelation: dict[str, float | None] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
 
     @property
     def effective_kappa(self) -> float | None:
         """lambda / scale, which differs from kappa where lambda was given or rounded; also in `to_dict`."""
-        return effective_kappa(self.lam, self.c_rms if self.config.get("scale") == "c_rms" else self.sqrt_n)
+        return effective_kappa(self.lam, self.c_rms if self.by_contraction else self.sqrt_n)
+
+    @property
+    def by_contraction(self) -> bool:
+        """Whether the scale of lambda is c_RMS, as asked for or after decorrelation, and not sqrt(N)."""
+        return self.config.get("scale") == "c_rms" or self.config.get("decorrelate") is not None
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
@@ -173,6 +196,8 @@ class MergeReport(Shown):
                 "effective kappa": self.effective_kappa,
                 "c_RMS": self.c_rms,
                 "sqrt(N)": self.sqrt_n,
+                "amplitude a": self.amplitude,
+                **{DECORRELATION[key]: value for key, value in self.decorrelation.items()},
                 "merged tensors": counts.get("targets", 0) + counts.get("residual", 0),
                 "slices without a frame": counts.get("frameless"),
                 "update left at the base": self.left_at_base,

@@ -69,6 +69,58 @@ def tsvm(w0, experts, scale=1.0, rank=None):
     return w0 + scale * polar(u) @ np.diag(s) @ polar(v).T
 
 
+def iso_c(w0, experts, scale=1.0):
+    if w0.ndim != 2:
+        return w0 + scale * sum(e - w0 for e in experts) / len(experts)
+    u, s, v = svd(sum(e - w0 for e in experts))
+    return w0 + scale * s.mean() * u @ v.T
+
+
+def wudi(w0, experts, scale=1.0):
+    if w0.ndim != 2:
+        return w0 + scale * sum(e - w0 for e in experts) / len(experts)
+    taus = [e - w0 for e in experts]
+    c = sum(t.T @ t / np.sum(t * t) for t in taus)
+    d = sum(t @ t.T @ t / np.sum(t * t) for t in taus)
+    u, s, _ = svd(c)
+    k = int(np.ceil(np.sum(np.sqrt(s)) ** 2 / np.sum(s)))
+    e = u[:, :k]
+    projector = e @ e.T
+    return w0 + scale * (sum(taus) @ (np.eye(len(c)) - projector) + d @ e @ np.diag(1 / s[:k]) @ e.T)
+
+
+def ace(w0, experts, scale=1.0, eps=1e-2, fraction=0.3, weights=None):
+    """Written from the paper's code, entry by entry where it broadcasts."""
+    if w0.ndim != 2:
+        return w0 + scale * (linear(w0, experts, weights) - w0)
+    n, w = w0.shape[1], np.ones(len(experts)) if weights is None else np.array(weights, dtype=float)
+    w = w * len(experts) / w.sum()
+    taus = [e - w0 for e in experts]
+    logs = np.log([np.trace(t.T @ t) + 1e-12 for t in taus])
+    uneven = len(logs) > 1 and np.var(logs, ddof=1) / (np.mean(logs) ** 2 + 1e-12) > 0.3
+    numerator, denominator, covariances = np.zeros_like(w0), np.zeros((n, n)), []
+    for wi, t in zip(w, taus, strict=True):
+        centred = t - np.ones((len(t), 1)) @ t.mean(axis=0, keepdims=True)
+        s = centred.T @ centred
+        size = np.trace(s) + 1e-12 if uneven else 1.0
+        covariances.append(s / size)
+        regular = s / size + eps / size * np.eye(n)
+        numerator += wi * centred @ regular
+        denominator += wi * regular
+    prior = sum(wi * s for wi, s in zip(w, covariances, strict=True)).mean(axis=0)
+    if uneven:
+        prior = prior / (np.mean([np.sum(t * t) for t in taus]) + 1e-12)
+    delta = numerator @ np.linalg.inv(denominator + np.ones((n, 1)) * prior[None, :])
+    if uneven:
+        mean = denominator / len(taus)
+        fused = delta + sum(wi * t @ (s - mean) for wi, t, s in zip(w, taus, covariances, strict=True))
+        u, s, v = svd(fused)
+        k = int(len(s) * fraction)
+        if k:
+            delta = delta + s[:k].mean() * u[:, :k] @ v[:, :k].T
+    return w0 + scale * delta
+
+
 def residual_merge(w0, experts, residual, scale):
     scale = 1.0 if scale is None else scale
     if residual == "ta":

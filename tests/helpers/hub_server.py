@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
                 hub.fail.remove(failure)
                 self.body()
                 return self.answer(status, {"error": "refused"})
-        parts = path.strip("/").split("/")
+        parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         if path == "/api/repos/create":
             return self.create(json.loads(self.body()))
         if path == "/api/validate-yaml":

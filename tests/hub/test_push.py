@@ -1,6 +1,7 @@
 """The real client of the Hub against a server on loopback."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from helpers.hub_server import Hub
 from helpers.paths import ROOT, TESTS
 
 from coram_hf import CoramMerger, load_report
+from coram_hf.hub.upload import Size, batches
 
 TOKEN = "hf_loopbackloopback"
 
@@ -105,6 +107,49 @@ def test_push_and_load_back(client):
     for text in texts:
         assert TOKEN.encode() not in text
         assert b"hf_secret" not in text
+
+
+def test_adapters_are_pushed_and_loaded_from_the_hub(client):
+    hub = client.hub
+    client("adapters")
+    files = hub.files("me/lora")
+    wanted = {"README.md", "coram_report.json", "adapter_config.json", "adapter_model.safetensors"}
+    assert wanted <= files.keys()
+    assert not {"config.json", "model.safetensors"} & files.keys()
+    assert not [path for path, content in files.items() if str(client.folder).encode() in content]
+    assert "adapter_config.json" not in hub.files("me/oft")
+    client("adapter_of_the_hub")
+
+
+def test_a_large_folder_is_pushed_in_several_commits(client):
+    shards, url = client("large")
+    commits = client.hub.repositories["me/large"]["main"]["commits"]
+    parts = math.ceil(shards / 3)
+    assert commits == [f"Large (weights, {i + 1} of {parts})" for i in range(parts)] + ["Large"]
+    assert parts > 1
+    small = client.hub.repositories["me/small"]
+    assert small["main"]["commits"] == ["Small"]
+    number = url.rpartition("/")[2]
+    assert len(small[f"refs/pr/{number}"]["commits"]) == math.ceil(shards / 4) + 1
+
+
+def test_groups_of_files_stay_within_a_size():
+    sizes = {"a": 4, "b": 4, "c": 9, "d": 1, "e": 1, "f": 1, "g": 1}
+    assert batches(sizes, Size(3, 8)) == [["a", "b"], ["c"], ["d", "e", "f"], ["g"]]
+
+
+def test_an_adapter_that_is_not_whole_is_not_pushed(tmp_path):
+    result = CoramMerger(*on_disk(tmp_path, experts=(0.05,)), progress=False).merge()
+    result.save_adapter(tmp_path / "adapter", rank=2)
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    run = coram_hf("push", tmp_path / "adapter", "me/x")
+    assert run.returncode == 2
+    assert "its size or sha256 has changed" in run.stderr
+    weights.write_bytes(data)
+    (tmp_path / "adapter" / "adapter_config.json").unlink()
+    assert "lacks adapter_config.json" in coram_hf("push", tmp_path / "adapter", "me/x").stderr
 
 
 def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):

@@ -11,6 +11,7 @@ from helpers.models import fine_tuned, snapshot, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.baselines import METHODS, PRESETS, merge, merge_tensor
+from coram_hf.methods.ace import is_uneven
 from coram_hf.methods.orthomerge import cayley, inverse_cayley, procrustes
 
 SHAPES = {
@@ -115,6 +116,38 @@ def test_dare_draws_depend_on_seed_and_name_only():
 @pytest.mark.parametrize("options", [{}, {"rank": 4, "scale": 0.7}])
 def test_tsvm(shape, dtype, options):
     agree(shape, lambda w, e: reference.tsvm(w, e, **options), "tsvm", dtype, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.7}])
+@pytest.mark.parametrize("method", ["iso_c", "wudi", "ace"])
+def test_iso_c_wudi_and_ace(shape, dtype, method, options):
+    agree(shape, lambda w, e: getattr(reference, method)(w, e, **options), method, dtype, **options)
+
+
+@pytest.mark.parametrize("sizes", [(0.01, 0.01, 0.01), (1e-3, 1.0, 20.0)])
+@pytest.mark.parametrize("shape", [(24, 24), (40, 12), (12, 40)])
+def test_ace_of_even_and_uneven_experts(shape, sizes):
+    w0, experts = problem(shape)
+    experts = [w0 + size * (e - w0) for size, e in zip(sizes, experts, strict=True)]
+    energies = [float(((e - w0) ** 2).sum()) for e in experts]
+    assert is_uneven(energies) == (sizes[0] != sizes[2])
+    options = {"eps": 0.003, "fraction": 0.5, "weights": (1, 2, 1)}
+    found = merge_tensor(*(lambda base, *others: (base, others))(*tensors([w0, *experts])), "ace", **options)
+    expected = reference.ace(w0, experts, **options)
+    assert np.linalg.norm(found.numpy() - expected) <= 1e-9 * np.linalg.norm(expected - w0)
+
+
+@pytest.mark.parametrize("method", ["iso_c", "wudi", "ace"])
+def test_degenerate_updates_of_the_new_rivals(method):
+    base = torch.randn(10, 8, dtype=torch.float64)
+    tau = torch.outer(torch.randn(10), torch.randn(8)).double()
+    for experts in ([base], [base, base], [base + tau, base], [base + tau] * 3, [base + tau]):
+        merged = merge_tensor(base, experts, method)
+        assert merged.isfinite().all()
+        assert torch.equal(merged, base) == all(torch.equal(e, base) for e in experts)
+    assert merge_tensor(base[:0], [base[:0]], method).shape == (0, 8)
+    one_row = merge_tensor(base[:1], [base[:1] + 1, base[:1] - 0.5], method)
+    assert one_row.isfinite().all()
 
 
 def test_tsvm_of_low_rank_experts_with_capped_rank():
@@ -315,7 +348,8 @@ def test_there_are_ten_presets_of_the_paper_and_three_of_mergebench():
 
 
 def test_the_registry_describes_itself():
-    assert list(METHODS) == ["linear", "task_arithmetic", "ties", "dare_ties", "tsvm", "orthomerge"]
+    names = "linear task_arithmetic ties dare_ties tsvm iso_c wudi ace orthomerge"
+    assert list(METHODS) == names.split()
     assert {name: option.default for name, option in METHODS["ties"].options.items()} == {
         "density": 0.2,
         "scale": 1.0,

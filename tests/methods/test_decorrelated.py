@@ -61,8 +61,14 @@ def test_against_numpy(line, options):
         merged.append(np.sum(update**2))
     rms, size = math.sqrt(np.sum(before) / 3), math.sqrt(np.sum(merged))
     assert report.c_rms == pytest.approx(rms / size, rel=1e-8)
+    assert report.amplitude == pytest.approx(report.lam * size / rms, rel=1e-8)
     if config.lam is None:
         assert report.lam == pytest.approx(report.kappa * rms / size, rel=1e-8)
+        assert report.amplitude == pytest.approx(report.kappa, rel=1e-12)
+    ratio = math.sqrt(np.sum(after) / 3) / size / report.sqrt_n
+    assert report.decorrelation["c_rms_ratio"] == pytest.approx(ratio, rel=1e-8)
+    assert report.decorrelation["overlap_after"] < report.decorrelation["overlap_before"]
+    assert result.with_lambda(1.5).report.amplitude == pytest.approx(1.5 * size / rms, rel=1e-8)
 
 
 @pytest.mark.parametrize("line", ["DEC(full)", "DEC(SS(nca,mean),ridge).ties"])
@@ -74,6 +80,10 @@ def test_from_files_to_files(line, tmp_path):
     result.save_pretrained(tmp_path / "saved")
     assert report.lam == result.report.lam
     assert report.line == line
+    assert report.decorrelation == result.report.decorrelation
+    card = (tmp_path / "streamed" / "README.md").read_text()
+    assert "c_RMS / sqrt(N) after decorrelation" in card
+    assert f"--line '{line}'" in card
     assert_same_files(tmp_path / "streamed", tmp_path / "saved")
 
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import reference
+from helpers import decorrelate_reference, reference
 from helpers.architectures import ARCHITECTURES
 from helpers.folders import on_disk
 from helpers.matrices import additive_experts, multiplicative_experts, tensors, with_spectrum
@@ -34,6 +34,7 @@ CONFIGS = {
     "spread": CoramConfig.from_line("SS(nca+ave,mean)"),
     "conflict": CoramConfig.from_line("lr-ca (h=16)", scale="c_rms"),
     "balance": CoramConfig(balance="damp"),
+    "decorrelated": CoramConfig.from_line("DEC(SS(nca,mean),ridge)", weights=(3, 2, 1)),
 }
 
 
@@ -62,7 +63,10 @@ class Naive:
         r = [self.norm(i) / self.norm() for i in range(len(SIZES))]
         self.factors = [min(1.0, np.median(r) / x) for x in r] if config.balance else [1.0] * len(r)
         self.tau = {n: [f * t for f, t in zip(self.factors, ts, strict=True)] for n, ts in self.raw.items()}
-        self.models = {n: [self.w0[n] + t for t in ts] for n, ts in self.tau.items()}
+        self.used = self.tau
+        if config.decorrelate:
+            self.used = {n: decorrelate_reference.WAYS[config.decorrelate](ts) for n, ts in self.tau.items()}
+        self.models = {n: [self.w0[n] + t for t in ts] for n, ts in self.used.items()}
         weights = config.weights or [1] * len(r)
         self.weights = np.array(weights) / sum(weights)
 
@@ -113,7 +117,7 @@ def test_dispersion_and_threshold(suite):
     assert found["paper"][found["below"]] <= D < found["paper"][found["above"]]
 
     scale = 1 / math.sqrt((naive.weights**2).sum())
-    if naive.config.scale == "c_rms":
+    if naive.config.scale == "c_rms" or naive.config.decorrelate:
         scale = numbers["contraction"]["c_rms"]
     kappa = naive.config.kappa or 1.15
     assert found["lam"] == close(kappa * scale)
@@ -146,11 +150,12 @@ def test_contraction(suite):
     assert found["relative_difference"] == close(abs(c_rms - ideal) / ideal)
     by_matrix = {n: math.sqrt(energy[n] / merged[n]) for n in naive.w0}
     assert found["by_matrix"] == {n: close(c) for n, c in by_matrix.items()}
-    task = sum((sum(ts) ** 2).sum() for ts in naive.tau.values())
+    task = sum((sum(ts) ** 2).sum() for ts in naive.used.values())
+    used = sum((t**2).sum() for ts in naive.used.values() for t in ts)
     assert found["coefficients"] == {
         "norm_matching": close(math.sqrt(task) / 3 / math.sqrt(sum(merged.values()))),
         "energy_ratio": close(np.mean(list(by_matrix.values()))),
-        "gram_cross_term": close(math.sqrt(3 * 3 * sum(energy.values()) / task)),
+        "gram_cross_term": close(math.sqrt(3 * used / task)),
         "linear_in_n": 2.0,
         "sqrt_n": close(ideal),
         "c_rms": close(c_rms),
@@ -159,7 +164,7 @@ def test_contraction(suite):
 
 def test_branches(suite):
     naive, numbers = suite
-    task = np.concatenate([sum(ts).ravel() for ts in naive.tau.values()])
+    task = np.concatenate([sum(ts).ravel() for ts in naive.used.values()])
     deltas = {b: np.concatenate([naive.update(n, b).ravel() for n in naive.w0]) for b in BRANCHES}
     assert set(numbers["branches"]) == {"full", "lr", "q", "s", "v", "qs", "sv"}
     for branch, delta in deltas.items():
@@ -168,6 +173,26 @@ def test_branches(suite):
         assert numbers["branches"][branch]["cosine"] == close(delta @ task / size / np.linalg.norm(task))
     apart = math.hypot(np.linalg.norm(deltas["q"]), np.linalg.norm(deltas["v"]))
     assert numbers["cancellation"]["ratio"] == close(np.linalg.norm(deltas["lr"]) / apart)
+
+
+def test_decorrelation(suite):
+    naive, numbers = suite
+    found = numbers["decorrelation"]
+    assert found["how"] == naive.config.decorrelate
+    if found["how"] is None:
+        assert found["overlap_before"] is found["overlap_after"] is found["c_rms_ratio"] is None
+        return
+    for name in naive.w0:
+        before, after = (decorrelate_reference.overlap(some[name]) for some in (naive.tau, naive.used))
+        assert found["by_matrix"][name]["overlap_before"] == close(before)
+        assert found["by_matrix"][name]["overlap_after"] == close(after)
+    gram = {n: [t.T @ t for t in ts] for n, ts in naive.used.items()}
+    shared = np.array([[sum((g[i] * g[j]).sum() for g in gram.values()) for i in range(3)] for j in range(3)])
+    size = np.sqrt(np.diag(shared))
+    assert found["overlap_after"] == close((shared / np.outer(size, size))[np.triu_indices(3, 1)].mean())
+    energy = sum((t**2).sum() for ts in naive.used.values() for t in ts) / 3
+    merged = sum((naive.update(n) ** 2).sum() for n in naive.w0)
+    assert found["c_rms_ratio"] == close(math.sqrt(energy / merged * (naive.weights**2).sum()))
 
 
 def masked(naive, tau):
@@ -198,7 +223,7 @@ def test_audit(suite):
         angle
         for n, w0 in naive.w0.items()
         for rows in naive.slices(n, naive.config.spread)
-        for angle in angles_of(w0[rows], masked(naive, [t[rows] for t in naive.tau[n]]))
+        for angle in angles_of(w0[rows], masked(naive, [t[rows] for t in naive.used[n]]))
     ]
     log = found["rotation_log"]
     assert log["rotations"] == len(angles)
@@ -246,7 +271,7 @@ def test_conflict(suite):
     naive, numbers = suite
     flagged, columns = {}, {}
     by_expert = np.zeros(3)
-    for n, ts in naive.tau.items():
+    for n, ts in naive.used.items():
         layer = n.split(".")[2]
         for rows in naive.slices(n, naive.config.spread):
             mean = sum(w * t[rows] for w, t in zip(naive.weights, ts, strict=True))

@@ -201,10 +201,17 @@ def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_each_section_is_a_command(folders, tmp_path, section):
-    more = ["--merged", folders / "code"] if section == "retention" else []
+    more = {"retention": ["--merged", folders / "code"], "decorrelation": ["--decorrelate", "tsv"]}
     out = tmp_path / "numbers.json"
     run = coram_hf(
-        "report", section, folders / "base", folders / "math", folders / "code", "--json", out, *more
+        "report",
+        section,
+        folders / "base",
+        folders / "math",
+        folders / "code",
+        "--json",
+        out,
+        *more.get(section, ()),
     )
     assert run.returncode == 0, run.stderr
     numbers = json.loads(out.read_text())
@@ -213,6 +220,7 @@ def test_each_section_is_a_command(folders, tmp_path, section):
         "dispersion": lambda n: n["relative_updates"]["math"],
         "threshold": lambda n: n["12"]["lam"],
         "contraction": lambda n: n["c_rms"],
+        "decorrelation": lambda n: n["overlap_before"],
         "branches": lambda n: n["lr"]["cosine"],
         "audit": lambda n: n["condition"]["variance"]["p95"],
         "ownership": lambda n: n["sign_agreement"]["math"]["code"],

@@ -119,6 +119,13 @@ def contraction(
     return _alone("contraction", base, experts, config, options)
 
 
+def decorrelation(
+    base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
+) -> Any:
+    """Overlap of the experts' inputs before and after; see `sections.decorrelation.FORMULAS`."""
+    return _alone("decorrelation", base, experts, config, options)
+
+
 def branches(
     base: ModelSource, experts: ModelSources, config: CoramConfig | None = None, **options: Any
 ) -> Any:

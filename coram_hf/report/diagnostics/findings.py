@@ -17,11 +17,12 @@ from coram_hf.execution.device import to_device
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.survey import Survey
 from coram_hf.geometry import squared_norms
-from coram_hf.geometry.anatomy import Anatomy, dissect
+from coram_hf.geometry.anatomy import Anatomy
 from coram_hf.geometry.branches import BRANCHES
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.methods.record import Record, check_finite, measure
+from coram_hf.report.diagnostics.dissection import dissect_matrix
 from coram_hf.report.places import Place, places
 
 
@@ -102,6 +103,12 @@ class Findings:
         norms = [math.sqrt(square) for square in anatomy.inner.diagonal().tolist()]
         return contraction(norms, math.sqrt(self.merged_square(anatomy)))
 
+    def energy(self, anatomy: Anatomy) -> float:
+        """sum_i |tau_i|^2 of the updates that are merged: balanced and, if so configured, decorrelated."""
+        if anatomy.decorrelation.ndim:
+            return float(anatomy.decorrelation[: len(self.experts)].sum())
+        return float(anatomy.inner.diagonal().sum())
+
     @property
     def lam(self) -> float | None:
         """Lambda of the configured merge."""
@@ -145,15 +152,7 @@ def walk(
         if parameter.target is None:
             return None, measure(parameter, Record(), experts), moved
         anatomy = together(
-            dissect(
-                matrix.base,
-                matrix.experts,
-                config,
-                factors=factors,
-                device=parameter.device,
-                geometry=geometry,
-                entries=entries,
-            )
+            dissect_matrix(matrix, config, factors, parameter.device, geometry=geometry, entries=entries)
             for matrix in parameter.matrices()
         )
         record = _record(anatomy, factors)

@@ -25,6 +25,7 @@ SECTIONS = {
     "updates": "Updates",
     "dispersion": "Dispersion",
     "contraction": "Contraction",
+    "decorrelation": "Decorrelation",
     "branches": "Branches",
     "retention": "Retention",
     "audit": "Audit",

@@ -19,7 +19,11 @@ FORMULAS = {
     "sqrt_n": "sqrt(N), or 1 / sqrt(sum_i w_i^2) with weights",
     "c_rms": "RMS_i |tau_i| / |delta|",
 }
-"""With tau_i = W_i - W_0 over all targets, and delta = W_merge - W_0 before amplification."""
+"""With tau_i = W_i - W_0 over all targets, and delta = W_merge - W_0 before amplification.
+
+After decorrelation, sums of tau_i are those of the decorrelated updates; RMS_i |tau_i| is always that of the
+updates as they were before.
+"""
 
 
 def numbers(findings: Findings) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
     by_matrix = {name: findings.c_rms(anatomy) for name, anatomy in findings.targets.items()}
     known = [c for c in by_matrix.values() if c is not None]
     merged = math.sqrt(findings.merged_square(whole))
-    energy = float(whole.inner.diagonal().sum())
+    energy = findings.energy(whole)
     coefficients = {
         "norm_matching": math.sqrt(max(0.0, whole.task)) / n / merged if merged else None,
         "energy_ratio": math.fsum(known) / len(known) if known else None,
