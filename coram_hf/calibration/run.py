@@ -114,7 +114,7 @@ def calibrate(
         sha256=lessons.prompts.sha256,
         start=start,
         lam=lam,
-        curves={one.granularity: list(one.curve.items()) for one in found},
+        curves={one.granularity: _finite(one.curve) for one in found},
         before=before,
         after=divergence(chosen.merge.model, taught),
         held_back={one.granularity: one.held_back for one in found},
@@ -182,6 +182,10 @@ def _fitted(
                 found["group"] = tuple(_numbers(row) for row in several.log_c)
     found["expert"] = _numbers(single.log_c)
     return found
+
+
+def _finite(curve: Curve) -> list[tuple[float, float]]:
+    return [(lam, loss) for lam, loss in curve.items() if math.isfinite(loss)]
 
 
 def _numbers(logarithms: Tensor) -> tuple[float, ...]:
