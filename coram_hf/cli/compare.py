@@ -22,7 +22,9 @@ from coram_hf.cli.shared import (
 
 InDomain = Annotated[
     list[str],
-    typer.Option("--in-domain", "--tasks", help="The experts' own tasks: .jsonl files or lm-eval tasks."),
+    typer.Option(
+        "--in-domain", "--tasks", help="The experts' own tasks: .jsonl files, datasets or lm-eval tasks."
+    ),
 ]
 OutOfDomain = Annotated[list[str] | None, typer.Option(help="Tasks that no expert was trained for.")]
 Range = Annotated[

@@ -65,7 +65,8 @@ CALIBRATION = {
 Tasks = Annotated[
     list[str],
     typer.Option(
-        help="A .jsonl file, or the name or .yaml file of an lm-eval task; may be repeated, or a,b."
+        help="A .jsonl file, a dataset (hf://datasets/org/name?split=test&prompt=question&target=answer, or "
+        "a folder or file with such options), or an lm-eval task; may be repeated, or a,b without options."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Largest number of questions per task.")]
@@ -176,11 +177,11 @@ def read_lines(
 
 
 def split_tasks(tasks: Sequence[str]) -> list[str]:
-    """The tasks as a list; they may be given one by one or separated by commas."""
+    """The tasks as a list; they may be given one by one or, without options, separated by commas."""
     return [
         name.strip()
         for text in tasks
-        for name in ([text] if os.path.exists(text) else text.split(","))
+        for name in ([text] if os.path.exists(text) or "?" in text else text.split(","))
         if name.strip()
     ]
 

@@ -14,11 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.baselines import PRESETS
 from coram_hf.config import CoramConfig, Shared, check_names, check_number
 from coram_hf.errors import CoramError
+from coram_hf.evaluation.asking import Reader
 from coram_hf.evaluation.memory import Memory, digest
+from coram_hf.evaluation.readers import Readers, load_processor
 from coram_hf.evaluation.scores import Line, Point, Results
 from coram_hf.evaluation.tasks import Scorer
 from coram_hf.execution.opening import open_here
-from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.companions import companion_folder, find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
@@ -67,7 +69,12 @@ class Bench:
         self._shared = shared
         self._progress = options.get("progress", True)
         self._inputs = open_here(base, experts, options, need_targets=False)
-        self._tokenizer = _find_tokenizer(self._inputs)
+        tokenizer = _find_tokenizer(self._inputs)
+        self._readers = Readers(tokenizer, partial(_find_processor, self._inputs, tokenizer))
+
+    def check(self, tasks: Sequence[Scorer]) -> None:
+        """Raise if the questions of a task cannot be asked; nothing has been merged yet."""
+        self._readers.check(tasks)
 
     def line(
         self,
@@ -115,7 +122,7 @@ class Bench:
         return Merger(inputs, choice, progress=self._progress)
 
     def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:
-        return _Subject(self._inputs, label, settings, self._tokenizer, self._memory)
+        return _Subject(self._inputs, label, settings, self._readers, self._memory)
 
 
 class _Subject:
@@ -126,17 +133,17 @@ class _Subject:
         inputs: Inputs,
         label: str,
         settings: Mapping[str, Any],
-        tokenizer: PreTrainedTokenizerBase,
+        readers: Readers,
         memory: Memory,
     ) -> None:
         self._device = inputs.device
-        self._tokenizer = tokenizer
+        self._readers = readers
         self._label = label
         self._memory = memory
         identity = inputs.identity()
         made_of = {"settings": dict(settings), **(identity or {})}
         known = identity is not None
-        self._state = digest(made_of, library_versions(), _identity(tokenizer)) if known else None
+        self._state = digest(made_of, library_versions(), _identity(readers.tokenizer)) if known else None
 
     def depends_on(self, *more: object) -> tuple[object, ...] | None:
         """The dependencies of a value about this model; None if it is made from models in memory."""
@@ -151,7 +158,7 @@ class _Subject:
         found = {}
         for task in tasks:
             known = self._memory.remember(
-                self.depends_on(lam, task.identity),
+                self.depends_on(lam, task.identity, *self._readers.identity(task)),
                 f"{what}: {task.name}",
                 partial(self._measure, task, model),
             )
@@ -159,7 +166,7 @@ class _Subject:
         return found
 
     def _measure(self, task: Scorer, model: Callable[[], PreTrainedModel]) -> dict[str, Any]:
-        result = task(model(), self._tokenizer)[0]
+        result = task(model(), self._readers.of(task))[0]
         if not math.isfinite(result.value):
             raise CoramError(
                 f"{self._label}: the score on task {task.name!r} is {result.value}; it must be finite"
@@ -202,6 +209,18 @@ def _find_tokenizer(inputs: Inputs) -> PreTrainedTokenizerBase:
     if found is None:
         raise CoramError("the base has no tokenizer; save one beside it, or pass tokenizer=")
     return found
+
+
+def _find_processor(inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Reader:
+    """The processor beside the base, with the tokenizer of the merged model."""
+    folder = companion_folder(inputs.base.model)
+    if folder is None:
+        raise CoramError("the base has no processor, which tasks with images need; pass it as a folder")
+    processor: Any = load_processor(folder, inputs.trust_remote_code)
+    if inputs.tokenizer is not None:
+        processor.tokenizer = tokenizer
+    reader: Reader = processor
+    return reader
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -16,7 +16,7 @@ from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
-from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
+from coram_hf.evaluation.tasks import TaskSource, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
@@ -110,8 +110,8 @@ def compare_methods(
     experts: ModelSources,
     lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
     *,
-    tasks: Sequence[str | Path | Scorer],
-    out_of_domain: Sequence[str | Path | Scorer] = (),
+    tasks: Sequence[TaskSource],
+    out_of_domain: Sequence[TaskSource] = (),
     lambdas: str | Iterable[float] = (),
     baselines: Sequence[str] | Mapping[str, Preset] = RIVALS,
     score_experts: bool = True,
@@ -136,6 +136,7 @@ def compare_methods(
     check_scores(every)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, memory, configs[0].shared, options)
+    bench.check(every)
     folder = None if output is None else output_folder(output, (JSON, TABLE))
     comparison = Comparison(
         tuple(task.name for task in inside),

@@ -92,9 +92,10 @@ def _device(given: Any) -> Device:
             f"device_map: {given!r} is not a device; pass {', '.join(STRATEGIES)}, a device such as 'cpu', "
             'or a dict from the names of modules to devices or "disk"'
         )
-    name = f"cuda:{given}" if isinstance(given, int) else str(given)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = "cuda" if accelerator is None else accelerator.type
     try:
-        found = compute_device(name)
+        found = compute_device(f"{kind}:{given}" if isinstance(given, int) else str(given))
     except CoramError as error:
         raise CoramError(f"device_map: {reason(error)}") from error
     return given if isinstance(given, int) else str(found)

@@ -77,7 +77,7 @@ def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> Pe
         raise
     except Exception as error:  # PEFT fails in many ways on damaged or foreign files
         raise CoramError(f"{who}: {folder / CONFIG_NAME} is not a PEFT config ({reason(error)})") from error
-    skeleton = shadow(base.model)
+    skeleton = shadow(base.model, hooks=False)  # with hooks, PEFT would write files to offload it anew
     for name in base.overrides:
         like = base.original(name)
         put(skeleton, name, torch.zeros((), dtype=like.dtype).expand(like.shape))

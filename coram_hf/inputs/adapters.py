@@ -31,21 +31,24 @@ from coram_hf.inputs.internals.adapters import (
     tuner_layers,
     wrapped,
 )
-from coram_hf.inputs.internals.hooks import device_hooks
+from coram_hf.inputs.internals.hooks import device_hooks, without_hooks
 from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.offloaded import loaded_copy, offloaded_tensors
 from coram_hf.inputs.oft import is_wide_oft, orthogonality_error, rotated_weight
 from coram_hf.inputs.weights import Make, MakeFactors, Weights
 
 
-def shadow(model: PreTrainedModel) -> PreTrainedModel:
+def shadow(model: PreTrainedModel, *, hooks: bool = True) -> PreTrainedModel:
     """A copy of the modules over the same storage: layers can be replaced, weights must not be written.
 
-    The hooks of a model that accelerate has placed are shared with it: they hold what it has offloaded.
+    The hooks of a model that accelerate has placed are shared with it, as they hold what it has offloaded, or
+    left out.
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
-    memo |= {id(held): held for held in (*model.buffers(), *device_hooks(model))}
-    return copy.deepcopy(model, memo)
+    memo |= {id(buffer): buffer for buffer in model.buffers()}
+    if not hooks:
+        return cast(PreTrainedModel, without_hooks(model, memo))
+    return copy.deepcopy(model, {**memo, **{id(hook): hook for hook in device_hooks(model)}})
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -10,8 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens of a text that continues: without the end-of-text token that some tokenizers add."""
-    tokens: list[int] = tokenizer(text).input_ids
+    """Tokens of a text that continues."""
+    return without_end(tokenizer, tokenizer(text).input_ids, text)
+
+
+def without_end(tokenizer: PreTrainedTokenizerBase, tokens: list[int], text: str) -> list[int]:
+    """The tokens of a text that continues: without the end-of-text token that some tokenizers add."""
     if tokens and tokens[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
         return tokens[:-1]
     return tokens

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, evaluate_folder, load_report
 from coram_hf.baselines import merge_oft
+from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub import push_folder
 from coram_hf.hub.upload import Size
 
@@ -50,6 +51,20 @@ def first_push(folder):
     assert card.data.language == "en"
     assert card.data.eval_results[0].metric_value == 0.5
     return url
+
+
+def offloaded_push(folder):
+    """A result that is on the disk arrives in the bytes of a merge to files."""
+    base, experts_ = folder / "offload-base", experts(tiny_llama())
+    tiny_llama().save_pretrained(base)
+    options = {"device_map": {"": "disk"}, "offload_folder": folder / "offload", "progress": False}
+    merger = CoramMerger(base, experts_, CoramConfig.from_line("lr.ta"), **options)
+    merged = merger.merge()
+    assert all(parameter.is_meta for parameter in merged.model.parameters())
+    merged.push_to_hub("me/offloaded")
+    merger.merge_to(folder / "offload-merged")
+    path = HfApi().hf_hub_download("me/offloaded", "model.safetensors")
+    return Path(path).read_bytes() == (folder / "offload-merged" / "model.safetensors").read_bytes()
 
 
 def edited_card(folder):
@@ -220,6 +235,21 @@ def large(folder):
     push_folder(folder / "large", "me/small", commit_message="Small", large=Size(100, 10**9))
     url = push_folder(folder / "large", "me/small", create_pr=True, large=Size(4, 10**9))
     return [len(sizes), url]
+
+
+def dataset(folder):
+    """A dataset on the Hub, at a branch, too; the questions of each."""
+    address = "hf://datasets/me/sums?prompt=question&target=answer"
+    found = [open_tasks([address + more])[0] for more in ("", "&revision=more")]
+    (shown,) = open_tasks([f"{address}&fewshot=1"])
+    refusals = []
+    for bad in ("hf://datasets/me/nothing", f"{address}&split=dev", f"{address}&revision=nowhere"):
+        try:
+            open_tasks([bad])
+        except CoramError as error:
+            refusals.append(str(error))
+    questions = [[(q.prompt, q.right) for q in task.task.questions] for task in found]
+    return {"questions": questions, "shot": shown.task.shots[0].prompt, "refusals": refusals}
 
 
 if __name__ == "__main__":

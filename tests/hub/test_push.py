@@ -68,6 +68,7 @@ def test_push_and_load_back(client):
     assert {"README.md", "coram_report.json", "config.json", "model.safetensors"} <= files.keys()
     assert "figures/updates.png" in files
     assert hub.repositories["me/merged"]["main"]["commits"] == ["A first merge"]
+    assert client("offloaded_push") is True
     client("edited_card")
     client("stale_shards")
     client("evaluated")
@@ -166,3 +167,19 @@ def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):
     shard.unlink()
     assert "is incomplete" in coram_hf("push", merged, "me/x").stderr
     assert "no coram_report.json" in coram_hf("push", tmp_path / "base", "me/x").stderr
+
+
+def test_a_dataset_on_the_hub_is_a_task(client):
+    """The same rows as in the files, from the branch that was asked for."""
+    solved = b"question,answer\n5-1=,4\n"
+    branches = {"main": b"question,answer\n1+1=,2\n2+1=,3\n", "more": b"question,answer\n9+0=,9\n"}
+    client.hub.repositories["datasets/me/sums"] = {
+        name: {"files": {"test.csv": rows, "train.csv": solved}} for name, rows in branches.items()
+    }
+    found = client("dataset")
+    assert found["questions"] == [[["1+1=", "2"], ["2+1=", "3"]], [["9+0=", "9"]]]
+    assert found["shot"] == "5-1="
+    nothing, split, revision = found["refusals"]
+    assert "hf://datasets/me/nothing cannot be opened as a dataset: DatasetNotFoundError" in nothing
+    assert "no split 'dev'; it has 'train', 'test'" in split
+    assert "nowhere" in revision
