@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.amplitude import relative_size
-from coram_hf.config import check_names, check_number
+from coram_hf.calibration import Lessons, PromptSources, calibrate
+from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
 from coram_hf.execution.tasks import in_threads, thread_count
 from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder
@@ -33,6 +35,8 @@ from coram_hf.report.tables import Facts, Shown
 OFFLOADED_OPTIONS = ("max_shard_size", "save_original_format")
 """Options of `save_pretrained` for a model with offloaded parts."""
 
+Again = Callable[[CoramConfig], "MergeResult"]
+
 
 class MergeResult(Shown):
     """A merged model of the base's class, with the report of its merge.
@@ -50,17 +54,26 @@ class MergeResult(Shown):
         updates: dict[str, Tensor] | None,
         retained: Retained,
         adapter: PeftModel | None = None,
+        again: Again | None = None,
     ) -> None:
+        """`again` merges the same inputs with another configuration, for `calibrate`."""
         self.model = model
         self.report = report
         self._inputs = inputs
         self._updates = updates
         self._retained = retained
         self._adapter = adapter
+        self._again = again
 
     def with_adapter(self, adapter: PeftModel) -> MergeResult:
         """This result with its merged adapter, for `save_adapter` to write."""
-        return MergeResult(self.model, self.report, self._inputs, self._updates, self._retained, adapter)
+        return MergeResult(
+            self.model, self.report, self._inputs, self._updates, self._retained, adapter, self._again
+        )
+
+    def without_update(self) -> MergeResult:
+        """This result without the kept update, which frees its memory but rules out another lambda."""
+        return MergeResult(self.model, self.report, self._inputs, None, self._retained, self._adapter)
 
     def facts(self) -> Facts:
         facts = self.report.facts()
@@ -76,9 +89,38 @@ class MergeResult(Shown):
         """
         updates = self._check_lambda(lam)
         model = copied_model(self._inputs, self.model, updates)
-        other = MergeResult(model, self.report, self._inputs, self._updates, self._retained)
+        other = MergeResult(
+            model, self.report, self._inputs, self._updates, self._retained, again=self._again
+        )
         other.rescale_(lam)
         return other
+
+    def calibrate(self, prompts: PromptSources, *, progress: bool = True, **options: Any) -> MergeResult:
+        """Find lambda, and factors for the experts, from a few unlabelled prompts per expert.
+
+        Every expert answers its own prompts greedily; the result has the lowest mean divergence
+        KL(expert || merge) on these answers. `prompts` maps names of experts to lists of texts or chats,
+        files or splits of datasets, or is a folder with a file per expert; "base" may have some, too. Nothing
+        is compared with a truth. The options are those of `CalibrationConfig`, such as `granularity`; without
+        `decorrelate` in the merge's configuration, factors gain little. This result stays as it is.
+        """
+        config = CalibrationConfig.from_dict(options)
+        start = self.report.lam
+        CoramConfig.from_report(self.report)
+        if self._again is None or start is None or start <= 0:
+            raise CoramError("calibrate needs a CORAM merge in memory with a positive lambda")
+        self._check_lambda(start)
+        if config.granularity != "lambda" and is_partly_offloaded(self.model):
+            raise CoramError(
+                f"calibrate: granularity {config.granularity!r} needs the whole model in memory, and a part "
+                'of it is offloaded; pass granularity="lambda"'
+            )
+        lessons = Lessons(self._inputs, prompts, config)
+        found, calibration = calibrate(
+            self.with_lambda(start), self._inputs, lessons, config, self._again, progress
+        )
+        found.report = found.report.with_calibration(calibration)
+        return found
 
     def rescale_(self, lam: float) -> None:
         """Reassemble this result's own model at another coefficient, in place, and update the report.
@@ -100,6 +142,7 @@ class MergeResult(Shown):
             lam=lam,
             lam_source="given",
             amplitude=amplitude,
+            calibration={},
             retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 

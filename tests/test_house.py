@@ -127,6 +127,7 @@ FLOORS = [
     {"execution"},
     {"report"},
     {"hub"},
+    {"calibration"},
     {"result"},
     {"merger"},
     {"baselines"},

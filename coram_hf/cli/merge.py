@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coram_hf.cli.shared import ADAPTER, read_given, with_shared_options
+from coram_hf.cli.shared import ADAPTER, CALIBRATION, read_given, with_shared_options
 from coram_hf.errors import CoramError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ DryRun = Annotated[
 ]
 
 
-@partial(with_shared_options, more=ADAPTER)
+@partial(with_shared_options, more={**ADAPTER, **CALIBRATION})
 def merge(
     given: dict[str, Any],
     output: Output = None,
@@ -49,7 +49,8 @@ def merge(
     """Merge checkpoints and adapters into one model; the folder appears when it is complete.
 
     A merge that is interrupted or fails keeps its work, and the same command resumes it; that of an adapter
-    starts over. With both outputs, everything is merged twice.
+    starts over. With both outputs, everything is merged twice. With --calibrate, it is first merged and
+    calibrated in memory.
     """
     adapter = {key: given[key] for key in ADAPTER}
     _check_outputs(output, adapter_out, adapter)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from coram_hf.config import AdapterOptions, CoramConfig, Declared, Shared, options_of
+from coram_hf.config import AdapterOptions, CalibrationConfig, CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, Preset, find_method, method_names
@@ -47,7 +47,7 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
     return (TEXT_KINDS.get(option.name) or option.kind) | None, info
 
 
-TEXT_KINDS: dict[str, Any] = {"weights": str, "target_modules": list[str]}
+TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": list[str]}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
 CONFIG = {
@@ -55,6 +55,14 @@ CONFIG = {
 }
 OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
 ADAPTER = {name: _typer_option(option) for name, option in options_of(AdapterOptions).items()}
+
+CALIBRATION = {
+    "calibrate": (
+        Path | None,
+        typer.Option(help="Folder of unlabelled prompts, a .txt or .jsonl per expert, to calibrate on."),
+    ),
+    **{name: _typer_option(option) for name, option in options_of(CalibrationConfig).items()},
+}
 
 Tasks = Annotated[
     list[str],
@@ -139,6 +147,7 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
         parameters["target_modules"] = parameters["target_modules"][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
     options = {key: given[key] for key in OPTIONS if given[key]}
+    calibration = {key: given[key] for key in CALIBRATION if given.get(key)}
     return replace(
         recipe,
         base=base,
@@ -146,6 +155,7 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
         method=given["method"] or recipe.method,
         parameters={**recipe.parameters, **parameters},
         options={**recipe.options, **options},
+        calibration={**recipe.calibration, **calibration},
     )
 
 

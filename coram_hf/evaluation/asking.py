@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.evaluation.questions import Question, Task
+from coram_hf.inputs.text import without_end
 
 Reader = PreTrainedTokenizerBase | ProcessorMixin
 """What turns text, or text with images, into the inputs of a model."""
@@ -102,7 +103,7 @@ class Asker:
             raise CoramError(f"{self._where}: the processor failed on a question: {reason(error)}") from error
         tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
         shape = tensors["input_ids"].shape
-        length = len(self._without_end(tensors["input_ids"][0].tolist(), text))
+        length = len(without_end(self._tokenizer, tensors["input_ids"][0].tolist(), text))
         for one in asked:
             tail = one.after[:-1]
             ends = {"input_ids": tail, "attention_mask": [1] * len(tail)}
@@ -171,14 +172,7 @@ class Asker:
 
     def _tokens(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer(text, add_special_tokens=not self._task.chat).input_ids
-        return self._without_end(tokens, text)
-
-    def _without_end(self, tokens: list[int], text: str) -> list[int]:
-        """Tokens of a text that continues: without the end-of-text token that some tokenizers add."""
-        tokenizer = self._tokenizer
-        if tokens and tokens[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-            return tokens[:-1]
-        return tokens
+        return without_end(self._tokenizer, tokens, text)
 
 
 def tokenizer_of(reader: Reader) -> PreTrainedTokenizerBase:

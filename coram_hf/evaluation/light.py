@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.asking import Asked, Asker, Reader
 from coram_hf.evaluation.questions import Question, Task
+from coram_hf.inputs.text import batches, context_length, padded
 
 logger = logging.getLogger("coram_hf")
 
@@ -110,8 +111,8 @@ def _with_images(
 
 
 def _check_length(model: PreTrainedModel, longest: int, task: str) -> None:
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(most, int) and longest > most:
+    most = context_length(model)
+    if most is not None and longest > most:
         raise CoramError(
             f"task {task!r}: a question has {longest} tokens, but the model takes {most}; shorten it"
         )
@@ -127,15 +128,11 @@ def _continuations(model: PreTrainedModel, encoded: Sequence[Asked]) -> Iterator
         alike.setdefault((*tokens.before, *tokens.after[:-1]), []).append(i)
     inputs = list(alike)
     found: dict[int, _Continuation] = {}
-    for batch in _batches([len(row) for row in inputs]):
+    for batch in batches([len(row) for row in inputs], BATCH_TOKENS):
         rows = [inputs[i] for i in batch]
-        padded = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-        mask = torch.zeros_like(padded)
-        for place, row in enumerate(rows):
-            padded[place, : len(row)] = torch.tensor(row)
-            mask[place, : len(row)] = 1
+        ids, mask = padded(rows)
         with torch.inference_mode():
-            output: Any = model(input_ids=padded.to(model.device), attention_mask=mask.to(model.device))
+            output: Any = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
         for place, row in enumerate(rows):
             for i in alike[row]:
                 logits = output.logits[place, len(encoded[i].before) - 1 : len(row)]
@@ -147,15 +144,3 @@ def _judge(logits: Tensor, tokens: Tensor) -> _Continuation:
     logits = logits.float()
     likelihoods = logits.log_softmax(-1).gather(-1, tokens[:, None])
     return _Continuation(float(likelihoods.sum()), bool((logits.argmax(-1) == tokens).all()))
-
-
-def _batches(lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Indices in batches of similar length, so that little of a batch is padding."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch

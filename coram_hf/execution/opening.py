@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from coram_hf.execution.device import compute_device
 from coram_hf.execution.placing import with_placement
 from coram_hf.execution.processes import Processes
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
 from coram_hf.inputs.options import MergeOptions, check_options
+from coram_hf.methods.entry import Choice
 
 
 def open_here(
@@ -25,3 +28,12 @@ def open_here(
         base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
     )
     return with_placement(inputs, options)
+
+
+def open_timed(
+    base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
+) -> tuple[Inputs, float]:
+    """The inputs of a merge by a chosen method, and how many seconds it took to open them."""
+    started = time.perf_counter()
+    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+    return inputs, time.perf_counter() - started

@@ -13,14 +13,16 @@ from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from coram_hf.hub.again import command_line, entry_of, load_code, python_code
+from coram_hf.hub.calibration import calibration_text
 from coram_hf.hub.metadata import card_metadata, is_hub_source, licenses_of
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.text import fenced, inline, number
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.adapter import worst_matrices
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
-from coram_hf.report.figures import FIGURE, draw_updates
+from coram_hf.report.figures import FIGURE, draw_calibration, draw_updates
 from coram_hf.report.kinds import kind_table
 from coram_hf.report.merge_report import DECORRELATION, file_hashes
 from coram_hf.report.tables import markdown as table
@@ -33,6 +35,7 @@ CHOICE = {
     "kappa": "lambda = kappa * scale, with a given kappa",
     "amplitude": "lambda = a * c_RMS, with a given amplitude a",
     "given": "lambda was set by hand",
+    "calibrated": "lambda, and factors if any, were found from a few unlabelled prompts",
 }
 COUNTS = {
     "targets": "target tensors, merged by the method",
@@ -69,6 +72,8 @@ def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData |
     with ThreadPoolExecutor(1) as pool:
         hashes = pool.submit(file_hashes, folder, keep_cached=False)
         draw_updates(report, folder)
+        if report.calibration:
+            draw_calibration(Calibration.from_dict(report.calibration), folder)
         complete = replace(report, files=hashes.result())
     edited = edited_card(folder / CARD, folder)
     if EvalResults.load(folder, complete.files) is None:
@@ -144,6 +149,7 @@ def _section(report: MergeReport) -> str:
             intro=_intro(report),
             amplitude=table(["", ""], _amplitude(report)),
             figure=FIGURE.as_posix(),
+            calibration=calibration_text(report),
             parents=_parents(report),
             licenses=_license_list(report),
             adapter=_adapter(report),
@@ -164,8 +170,10 @@ def _section(report: MergeReport) -> str:
 def _intro(report: MergeReport) -> str:
     how = inline(entry_of(report).title)
     count = f"{report.n_experts} experts" if report.n_experts > 1 else "One expert"
+    data = "calibrated on unlabelled prompts, " if report.calibration else ""
     return (
-        f"{count} of one base, merged with {how} by coram_hf, without evaluation data and without training."
+        f"{count} of one base, merged with {how} by coram_hf, {data}without evaluation data and without "
+        "training."
     )
 
 
@@ -176,7 +184,7 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
     if report.lam is None:
         rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
     else:
-        used = "kappa, not used" if report.lam_source == "given" else "kappa"
+        used = "kappa, not used" if report.lam_source in ("given", "calibrated") else "kappa"
         scale = "c_RMS" if report.by_contraction else "sqrt(N)"
         rows += [(used, number(report.kappa))] if report.kappa is not None else []
         rows.append(("lambda", number(report.lam)))

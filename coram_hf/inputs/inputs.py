@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.config import Factors, factors_in
 from coram_hf.inputs.files import fingerprint
+from coram_hf.inputs.groups import find_groups
 from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.placement import Placement
@@ -111,6 +113,15 @@ class Inputs:
     def kinds(self) -> dict[str, str]:
         """What every parameter is: attention, MLP, norm and so on; see `find_kinds`."""
         return find_kinds(self.model)
+
+    @cached_property
+    def groups(self) -> dict[str, int]:
+        """The group of modules, an index of GROUPS, of every parameter inside a block."""
+        return find_groups(self.model, self.kinds)
+
+    def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
+        """Which of the given factors apply to a parameter, in expert order."""
+        return factors_in(factors, self.groups.get(name))
 
     @property
     def floating(self) -> tuple[str, ...]:

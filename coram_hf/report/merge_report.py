@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from coram_hf.amplitude import effective_kappa
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.kinds import kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
@@ -67,8 +68,9 @@ class MergeReport(Shown):
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given) or
-    "given" (lambda was set by hand, and kappa was not used).
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given),
+    "given" (lambda was set by hand, and kappa was not used) or "calibrated" (found from unlabelled prompts).
+    calibration: how, as the fields of a `Calibration`, if it was.
     amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
     any decorrelation, so that a decorrelated merge has a = kappa.
     decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
@@ -128,6 +130,7 @@ class MergeReport(Shown):
     adapter_errors: dict[str, float] = field(default_factory=dict)
     amplitude: float | None = None
     decorrelation: dict[str, float | None] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     @property
     def effective_kappa(self) -> float | None:
@@ -149,6 +152,11 @@ class MergeReport(Shown):
             )
             logger.warning(warnings[-1])
         return replace(self, rounding_loss=loss, warnings=tuple(warnings))
+
+    def with_calibration(self, found: Calibration) -> MergeReport:
+        """The report of a merge whose lambda, and factors if any, come from a calibration."""
+        warnings = (*self.warnings, *found.warnings)
+        return replace(self, lam_source="calibrated", calibration=found.to_dict(), warnings=warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""

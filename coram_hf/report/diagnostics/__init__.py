@@ -94,6 +94,7 @@ def _numbers(
     numbers |= {name: extra(findings) for section in asked for name, extra in section.extras.items()}
     if whole:
         numbers["matrices"] = _matrices(findings)
+        numbers["calibration"] = findings.calibrations
     plain: dict[str, Any] = json_values(numbers)
     return plain
 
