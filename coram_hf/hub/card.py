@@ -48,8 +48,11 @@ COUNTS = {
 }
 WORST = 10
 """The number of matrices of an adapter whose error the card shows."""
-CITATION = """@misc{coram,
-  title = {CORAM: Coherent Orthogonal Rotation for Model Merging}
+CITATION = """@misc{sui2026coram,
+  title = {{CORAM}: Coherent Orthogonal Rotation for Model Merging},
+  author = {Sui, Xinyi and Liu, Ziran and Ling, Nam and Wang, Wei and Jiang, Wei},
+  year = {2026},
+  note = {Preprint}
 }"""
 
 

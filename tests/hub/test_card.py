@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -79,6 +80,17 @@ def test_the_card_records_the_merge(report, tmp_path):
         assert row in text
     assert "coram_report.json" in text
     assert ModelCard.load(tmp_path / "README.md").data.to_dict() == card.data.to_dict()
+
+
+def test_an_empty_line_ends_every_table(report):
+    """Without one, renderers take the text that follows for a row."""
+    sources = {name: {**found, "license": ["mit"]} for name, found in report.sources.items()}
+    lines = render_card(replace(report, sources=sources, warnings=("Look.",))).content.splitlines()
+    assert "Licenses of the parents: base: mit; math: mit; code: mit." in lines
+    ends = [after for row, after in pairwise(lines) if row.startswith("|") > after.startswith("|")]
+    assert len(ends) == 5
+    assert set(ends) == {""}
+    assert not [i for i in range(len(lines) - 1) if lines[i] == lines[i + 1] == ""]
 
 
 def test_retention_is_the_formula():
