@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.geometry import SliceStats
-from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.weights import Target, Weights
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record
 from coram_hf.outputs.layout import with_format
-from coram_hf.outputs.place import KeptPlace, Place
+from coram_hf.outputs.place import KeptPlace, Place, kept_blocks
 from coram_hf.outputs.placed import Outputs, placed_model
 
 
@@ -59,16 +57,6 @@ class ModelSink:
                 yield from work(parameter)
 
         return from_kept
-
-
-def kept_blocks(update: Tensor, record: Record) -> Iterator[Block]:
-    """A kept update, a few rows at a time; the first block carries what was recorded when it was merged."""
-    whole = as_rows(update)
-    squares = torch.tensor([record.base, *record.updates], dtype=torch.float64) if record.updates else None
-    stats, decorrelation = record.slices, record.decorrelation
-    for rows in row_blocks(update):
-        yield Block(None, rows, whole[rows], stats, squares, decorrelation)
-        stats, squares, decorrelation = SliceStats(), None, []
 
 
 def new_model(inputs: Inputs, merged: Collection[str] = ()) -> PreTrainedModel:

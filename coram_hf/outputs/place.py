@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from coram_hf.errors import CoramError
-from coram_hf.geometry import update_dtype
+from coram_hf.geometry import SliceStats, update_dtype
 from coram_hf.geometry.slices import as_rows, row_blocks, scratch
 from coram_hf.inputs.inputs import Parameter
 from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block
+from coram_hf.methods.record import Record
 
 
 class Output(Protocol):
@@ -192,6 +193,16 @@ class KeptPlace(Place):
         if lam is None:
             return Written()
         return write_update(self.out, parameter.base, self._updates[parameter.name], lam)
+
+
+def kept_blocks(update: Tensor, record: Record) -> Iterator[Block]:
+    """A kept update, a few rows at a time; the first block carries what was recorded when it was merged."""
+    whole = as_rows(update)
+    squares = torch.tensor([record.base, *record.updates], dtype=torch.float64) if record.updates else None
+    stats, decorrelation = record.slices, record.decorrelation
+    for rows in row_blocks(update):
+        yield Block(None, rows, whole[rows], stats, squares, decorrelation)
+        stats, squares, decorrelation = SliceStats(), None, []
 
 
 def write_update(out: Output, base: Tensor, update: Tensor, lam: float) -> Written:

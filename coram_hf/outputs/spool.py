@@ -16,8 +16,7 @@ from coram_hf.inputs.inputs import Parameter
 from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record
-from coram_hf.outputs.memory import kept_blocks
-from coram_hf.outputs.place import InMemory, KeptPlace, Written, write_at
+from coram_hf.outputs.place import InMemory, KeptPlace, Written, kept_blocks, write_at
 
 
 class Spool:
