@@ -3,7 +3,7 @@
     python examples/benchmarks/decorrelate.py [--hidden 512] [--experts 3] [--rank 8] [--layers 2]
 
 First every matrix of one Llama block of the given width, in bfloat16, on one core, as in a merge. Then whole
-merges of LoRA adapters, from files to files. Times are processor seconds, the best of `--rounds` taken in turn.
+merges of LoRA adapters, from files to files. Times are processor seconds, best of `--rounds`.
 """
 
 from __future__ import annotations
