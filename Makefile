@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo suite example browser test test-slow style precommit build bench cards clean
+.PHONY: setup demo suite example browser test test-slow lowest style precommit build bench cards clean
 
 setup: .venv/ready
 
@@ -46,6 +46,14 @@ test: setup browser
 test-slow: setup
 	$(BIN)/pytest -m slow
 
+# a smoke test with the lowest versions that pyproject.toml allows, in an environment of their own
+lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]'
+	.venv-lowest/bin/python examples/quickstart.py
+	.venv-lowest/bin/python -m pytest tests/test_merger.py tests/test_merge_to.py tests/cli/test_cli.py \
+		tests/hub/test_adapter.py tests/hub/test_card.py tests/hub/test_push.py
+
 style: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -71,4 +79,4 @@ cards: setup
 	$(BIN)/python examples/model_cards.py
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coram_hf.evaluation.compare import compare_methods
     from coram_hf.evaluation.folder import evaluate_folder
     from coram_hf.evaluation.sweep import run_sweep
+    from coram_hf.evaluation.tasks import dataset_task
     from coram_hf.hub import load_report
     from coram_hf.merger import CoramMerger
     from coram_hf.report import MergePlan, MergeReport
@@ -25,6 +26,7 @@ __all__ = [
     "MergeReport",
     "MergeResult",
     "compare_methods",
+    "dataset_task",
     "evaluate_folder",
     "load_report",
     "run_sweep",
@@ -39,6 +41,7 @@ _HOME = {
     "MergeReport": "coram_hf.report",
     "MergeResult": "coram_hf.result",
     "compare_methods": "coram_hf.evaluation.compare",
+    "dataset_task": "coram_hf.evaluation.tasks",
     "evaluate_folder": "coram_hf.evaluation.folder",
     "load_report": "coram_hf.hub",
     "run_sweep": "coram_hf.evaluation.sweep",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from statistics import median
 from typing import Literal
 
-from coram_hf.config import Balance, CoramConfig, Scale
+from coram_hf.config import Balance, CoramConfig, Factors, Scale
 from coram_hf.errors import CoramError
 
 KAPPA_LOW_DISPERSION = 1.15
@@ -24,10 +25,14 @@ Wanted = Literal["nothing", "side", "exact"]
 
 @dataclass(frozen=True)
 class UpdateNorms:
-    """Squared Frobenius norms over a set of tensors: |W_0|^2, and |W_i - W_0|^2 per expert."""
+    """Squared Frobenius norms over a set of tensors: |W_0|^2, and |W_i - W_0|^2 per expert.
+
+    rescaled: |f_i (W_i - W_0)|^2 per expert with the configured factors, if there are any.
+    """
 
     base: float
     updates: Mapping[str, float]
+    rescaled: Mapping[str, float] | None = None
 
     def relative(self) -> dict[str, float]:
         """r_i = |dW_i| / |W_0|."""
@@ -37,13 +42,21 @@ class UpdateNorms:
             )
         return {name: math.sqrt(square / self.base) for name, square in self.updates.items()}
 
+    def factors(self) -> dict[str, float] | None:
+        """|f_i dW_i| / |dW_i| of the configured factors: f_i, or its mean over groups of modules."""
+        if self.rescaled is None:
+            return None
+        squares = ((name, square, self.rescaled[name]) for name, square in self.updates.items())
+        return {name: math.sqrt(scaled / square) if square else 1.0 for name, square, scaled in squares}
+
 
 @dataclass(frozen=True)
 class Strength:
     """The requested strength of a merge; a method without amplification has lam = 1.
 
-    weights: w_i, summing to 1. threshold: D at which the kappa rule changes.
-    amplitude: a for lambda = a * c_RMS, in place of kappa and lambda.
+    weights: w_i, summing to 1. threshold: D at which the kappa rule changes. step: lambda = kappa * scale is
+    rounded to a multiple of it. factors: given ones, in place of a balance. amplitude: a for
+    lambda = a * c_RMS, in place of kappa and lambda.
     """
 
     weights: tuple[float, ...]
@@ -52,6 +65,8 @@ class Strength:
     scale: Scale = "sqrt_n"
     lam: float | None = None
     threshold: float = 7.5
+    step: float | None = None
+    factors: Factors | None = None
     amplitude: float | None = None
 
     @classmethod
@@ -64,6 +79,8 @@ class Strength:
             config.scale if config.decorrelate is None else "c_rms",
             config.lam,
             config.dispersion_threshold,
+            config.lambda_step,
+            config.expert_factors(n_experts),
         )
 
     @property
@@ -89,13 +106,15 @@ def wanted(strength: Strength) -> Wanted:
 
 @dataclass(frozen=True)
 class Amplitude:
-    """What follows from strength and update norms: dispersion, balance factors, kappa, and lambda.
+    """What follows from strength and update norms: dispersion, factors, kappa, and lambda.
 
-    factors: f_i in expert order. Without norms the dispersion is NaN and nothing is balanced.
+    balance: f_i of the balance, in expert order; factors: these, or the mean of given ones over the targets.
+    Without norms the dispersion is NaN and nothing is balanced.
     lam: None while unknown, because D is infinite under the rule or c_RMS is not measured yet.
     """
 
     relative_updates: dict[str, float]
+    balance: tuple[float, ...]
     factors: tuple[float, ...]
     dispersion: float
     unbalanced_dispersion: float
@@ -106,10 +125,11 @@ class Amplitude:
 
 
 def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = None) -> Amplitude:
-    """Determine lambda: as given, kappa * sqrt(N), kappa * c_RMS, or amplitude * c_RMS."""
+    """Determine lambda: as given, amplitude * c_RMS, or kappa times sqrt(N) or c_RMS, on a grid if asked."""
     n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
     relative = {} if norms is None else norms.relative()
-    factors = balance_factors(relative, strength.balance)
+    balance = balance_factors(relative, strength.balance)
+    factors = (norms and norms.factors()) or balance
     balanced = {name: factors[name] * r for name, r in relative.items()}
     D = dispersion(balanced) if balanced else math.nan
     kappa = strength.kappa
@@ -120,9 +140,10 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
         kappa, lam = None, None if c_rms is None else strength.amplitude * c_rms
     elif lam is None:
         scale = ideal if strength.scale == "sqrt_n" else c_rms
-        lam = None if kappa is None or scale is None else kappa * scale
+        lam = None if kappa is None or scale is None else on_grid(kappa * scale, strength.step)
     return Amplitude(
         relative_updates=relative,
+        balance=tuple(balance.values()) or (1.0,) * n_experts,
         factors=tuple(factors.values()) or (1.0,) * n_experts,
         dispersion=D,
         unbalanced_dispersion=dispersion(relative) if relative else math.nan,
@@ -142,6 +163,23 @@ def require_kappa(amplitude: Amplitude, strength: Strength) -> None:
 def ideal_contraction(weights: Sequence[float]) -> float:
     """1 / sqrt(sum w_i^2), which is sqrt(N) for uniform weights."""
     return 1 / math.sqrt(math.fsum(w * w for w in weights))
+
+
+def on_grid(lam: float, step: float | None) -> float:
+    """The multiple of `step` nearest to lambda, at least one step; lambda itself without a step.
+
+    In decimals, so that 26 steps of 0.1 are 2.6 and not 2.6000000000000005.
+    """
+    if step is None:
+        return lam
+    width = Decimal(str(float(step)))
+    count = (Decimal(lam) / width).to_integral_value(ROUND_HALF_UP)
+    return float(max(count, Decimal(1)) * width)
+
+
+def effective_kappa(lam: float | None, scale: float | None) -> float | None:
+    """lambda / scale, the kappa that this lambda stands for; None where either is unknown."""
+    return lam / scale if lam is not None and scale else None
 
 
 def dispersion(relative: Mapping[str, float]) -> float:
@@ -213,7 +251,7 @@ def _warnings(relative: Mapping[str, float], D: float, strength: Strength) -> li
             f"kappa = {kappa_rule(D, strength.threshold):g} is an extrapolation; "
             "compare it with a lambda sweep if you can"
         )
-    if D >= strength.threshold and strength.balance is None:
+    if D >= strength.threshold and strength.balance is None and strength.factors is None:
         warnings.append(
             f"dispersion D = {D:.2f} is at or above the threshold {strength.threshold:g}: "
             'the experts are uneven; balance="damp" is recommended'

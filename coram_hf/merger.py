@@ -4,118 +4,93 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub import ModelCardData
 from typing_extensions import Unpack
 
-from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, choose, require_kappa, wanted
-from coram_hf.config import CoramConfig, check_names
+from coram_hf.amplitude import Amplitude, choose, require_kappa
+from coram_hf.calibration import Calibrate, Lessons, PromptSources
+from coram_hf.config import CalibrationConfig, CoramConfig, check_names
 from coram_hf.errors import CoramError
 from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
 from coram_hf.execution.memory import MemoryRunner
-from coram_hf.execution.opening import open_here
-from coram_hf.execution.protocol import Runner, Sink
+from coram_hf.execution.merging import Outcome, merge_into
+from coram_hf.execution.opening import open_timed
+from coram_hf.execution.placing import with_result_placement
+from coram_hf.execution.processes import Processes
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
-from coram_hf.hub import publish_report, push_folder, write_card
+from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder, write_card
+from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
-from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.options import MergeOptions, PlacementOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
-from coram_hf.methods.protocol import Method
-from coram_hf.methods.record import Record, total
+from coram_hf.methods.oft import merged_adapter
+from coram_hf.methods.protocol import OnlyAmplified
 from coram_hf.outputs.memory import ModelSink, new_model
-from coram_hf.outputs.model_files import save_model_files
+from coram_hf.outputs.model_files import remove_other_files, save_model_files
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
 
-PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 logger = logging.getLogger("coram_hf")
-SinkType = TypeVar("SinkType", bound=Sink)
-
-
-class Outcome(NamedTuple):
-    """A finished merge: a record of every parameter, the exact amplitude, and the norms behind it."""
-
-    records: dict[str, Record]
-    amplitude: Amplitude
-    survey: Survey
-
-
-def merge_into(
-    sink: SinkType, run: Runner[SinkType], inputs: Inputs, method: Method, strength: Strength
-) -> Outcome:
-    """Merge every parameter into a sink, with the lambda that follows from the norms."""
-    names = method.names(inputs)
-    known = run.norms(wanted(strength))
-    amplitude = choose(None if known is None else known.measured, strength)
-    require_kappa(amplitude, strength)
-    work, c_rms = method.bind(inputs, amplitude.factors, measure=run.measures), None
-
-    if amplitude.lam is None:
-        amplified = [name for name, how in names.items() if how.amplified]
-        task = merge_task(work, names, None, inputs, run.measures)
-        measured = run.keep("geometry", amplified, task, sink)
-        known = known or Survey.of(measured, inputs)
-        require_kappa(choose(known.measured, strength), strength)
-        merged_square = total(measured.values()).slices.squared_norm
-        c_rms = balanced_contraction(known.measured, amplitude.factors, merged_square)
-        amplitude = choose(known.measured, strength, c_rms)
-        work = sink.kept(work, measured)
-        if amplitude.lam is None:
-            raise CoramError(
-                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= to CORAM, "
-                "or remove amplitude= from a baseline"
-            )
-
-    while True:
-        task = merge_task(work, names, amplitude.lam, inputs, run.measures)
-        records = run.each(f"write {amplitude.lam!r}", list(names), task, sink)
-        survey = Survey.of(records, inputs) if run.measures or known is None else known
-        exact = choose(survey.measured, strength, c_rms)
-        if exact.lam == amplitude.lam:
-            return Outcome(records, exact, survey)
-        logger.warning(
-            "the dispersion over all targets is %.3g, on the other side of the threshold from the sample's: "
-            "merging again with lambda %s instead of %s",
-            exact.dispersion,
-            exact.lam,
-            amplitude.lam,
-        )
-        amplitude = exact
 
 
 class Merger:
     """A method applied to inputs, which are read and never changed."""
 
     def __init__(
-        self, inputs: Inputs, choice: Choice, *, progress: bool = True, opening: float = 0.0
+        self,
+        inputs: Inputs,
+        choice: Choice,
+        *,
+        progress: bool = True,
+        opening: float = 0.0,
+        calibrate: Calibrate | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """`opening`: seconds that opening the inputs took."""
-        check_precision(inputs.device, choice.compute_dtype)
+        """`opening`: seconds that opening the inputs took.
+
+        `calibrate`: the prompts to calibrate every merge on; `calibration`: how lambda and factors of the
+        choice were found before.
+        """
+        check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
         self.method = choice.make(inputs)
         self._choice = choice
         self._strength = choice.strength(len(inputs.experts))
         self._progress, self._opening = progress, opening
+        self._calibrate, self._calibration = calibrate, calibration
+        if calibrate is not None:
+            if choice.config is None:
+                raise CoramError(f"calibrate: {choice.label} has no lambda to calibrate; merge with coram")
+            Lessons(inputs, calibrate.prompts, calibrate.config)
 
     @staticmethod
-    def open(base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions) -> Merger:
+    def open(
+        base: ModelSource,
+        experts: ModelSources,
+        choice: Choice,
+        options: MergeOptions,
+        calibrate: Calibrate | None = None,
+    ) -> Merger:
         """The merger of a chosen method, with all sources opened and checked."""
-        inputs, opening = _opened(base, experts, choice, options)
-        return Merger(inputs, choice, progress=options.get("progress", True), opening=opening)
+        inputs, opening = open_timed(base, experts, choice, options)
+        progress = options.get("progress", True)
+        return Merger(inputs, choice, progress=progress, opening=opening, calibrate=calibrate)
 
     @cached_property
     def _memory(self) -> MemoryRunner:
@@ -123,30 +98,47 @@ class Merger:
 
     def inspect(self) -> MergePlan:
         """Check every weight and return the plan of the merge: what is merged how, D, kappa, and lambda."""
-        survey = self._memory.norms()
+        survey = self._memory.norms().with_factors(self._strength.factors, self.inputs)
         return self._plan(choose(survey.measured, self._strength), survey)
 
     def _plan(self, amplitude: Amplitude, survey: Survey) -> MergePlan:
         names = self.method.names(self.inputs)
         return build_plan(self.inputs, self._choice.label, names, amplitude, survey, self._choice.carrying)
 
-    def merge(self, *, keep_update: bool = True) -> MergeResult:
+    def merge(self, *, keep_update: bool = True, **placement: Unpack[PlacementOptions]) -> MergeResult:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
 
         `keep_update=False` drops each update once it is written, which saves memory but rules out
-        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known.
+        `with_lambda`; if lambda depends on c_RMS, all updates are held until it is known. If a part of the
+        result is on the disk, kept updates are files there. `device_map`, `max_memory` and `offload_folder`
+        place this result otherwise than the base is placed.
         """
+        result_inputs = with_result_placement(self.inputs, placement)
+        if self._calibrate is None:
+            return self._merge(keep_update, result_inputs)
+        prompts, config = self._calibrate
+        result = self._merge(True, result_inputs)
+        found = result.calibrate(prompts, progress=self._progress, **asdict(config))
+        return found if keep_update else found.without_update()
+
+    def _merge(self, keep_update: bool, result_inputs: Inputs) -> MergeResult:
         inputs = self.inputs
         for warning in self.inspect().warnings:
             logger.warning(warning)
         names = self.method.names(inputs)
         amplified = [name for name, how in names.items() if how.amplified]
         keep = keep_update or self._strength.measures_contraction
-        sink = ModelSink(new_model(inputs), inputs.targets, (amplified or list(names)) if keep else ())
+        model = new_model(result_inputs, merged=names)
+        sink = ModelSink(model, inputs.targets, (amplified or list(names)) if keep else ())
         outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
         report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
         updates = sink.updates if keep_update else None
-        return MergeResult(sink.model, report, inputs, updates, retained(outcome.records, outcome.survey))
+        kept = retained(inputs, outcome.records, outcome.survey)
+        return MergeResult(sink.model, report, inputs, updates, kept, again=self._merge_again)
+
+    def _merge_again(self, config: CoramConfig) -> MergeResult:
+        """Merge the same inputs in memory with another configuration."""
+        return Merger(self.inputs, choose_coram(config), progress=self._progress).merge()
 
     def merge_to(
         self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int | str = "50GB"
@@ -154,9 +146,13 @@ class Merger:
         """Merge from files to files, with only a few matrices in memory, and return the report.
 
         The folder appears once it is complete. The same call resumes an interrupted merge; if inputs or
-        options have changed, it starts over. Under `torchrun` every process writes its own shards.
+        options have changed, it starts over. Under `torchrun` every process writes its own shards. A
+        calibration comes first, in memory.
         """
         run = self._files(folder, max_shard_size)
+        if self._calibrate is not None:
+            run.check(overwrite)
+            return self._calibrated.merge_to(folder, overwrite=overwrite, max_shard_size=max_shard_size)
         with workspace_of(run, overwrite) as finished:
             if not finished:
                 with ThreadPoolExecutor(1) as beside:
@@ -167,16 +163,63 @@ class Merger:
                     logger.warning(warning)
                 report = self._report(outcome, plan, run.layout.skeleton.dtype)
                 if run.processes.first:
+                    remove_other_files(run.workspace.files, run.layout)
                     save_model_files(run.workspace.files, run.layout, self.inputs)
                     publish_report(report, run.workspace.files)
                     run.workspace.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)
 
+    def merge_adapter_to(
+        self,
+        folder: str | Path,
+        *,
+        rank: int | None = None,
+        energy: float | None = None,
+        overwrite: bool = False,
+    ) -> MergeReport:
+        """Merge into an adapter of the base, as `MergeResult.save_adapter` writes it, and return the report.
+
+        Every update is factored as soon as it is merged, so that no merged model is held in memory. After an
+        interruption it starts over.
+        """
+        adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
+        if self._calibrate is not None:
+            return self._calibrated.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
+        for warning in self.inspect().warnings:
+            logger.warning(warning)
+        inputs, method = self.inputs, OnlyAmplified(self.method)
+        outcome = merge_into(adapter.sink(), self._memory, inputs, method, self._strength)
+        report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), torch.float32)
+        found = retained(inputs, outcome.records, outcome.survey)
+        return adapter.write(report, found, method.names(inputs))
+
+    def adapter_folder(
+        self, folder: str | Path, *, rank: int | None, energy: float | None, overwrite: bool
+    ) -> AdapterFolder:
+        """The folder of `merge_adapter_to`; raises any error about it or the options before merging."""
+        oft = merged_adapter(self.method)
+        return AdapterFolder(folder, self.inputs, oft, rank=rank, energy=energy, overwrite=overwrite)
+
     def _report(self, outcome: Outcome, plan: MergePlan, dtype: torch.dtype) -> MergeReport:
         records, amplitude, survey = outcome
         settings, strength = self.method.settings, self._strength
-        return build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+        report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+        return report if self._calibration is None else report.with_calibration(self._calibration)
+
+    @cached_property
+    def _calibrated(self) -> Merger:
+        """The merger with what a calibration of these inputs in memory finds."""
+        if Processes.find().count > 1:
+            raise CoramError(
+                "calibrate works in one process; repeat its merge from the report, without prompts, in more"
+            )
+        report = self.merge(keep_update=False).report
+        choice, found = (
+            choose_coram(CoramConfig.from_report(report)),
+            Calibration.from_dict(report.calibration),
+        )
+        return Merger(self.inputs, choice, progress=self._progress, opening=self._opening, calibration=found)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
         """Merge into a temporary folder and push it; for the options see `hub.push_folder`."""
@@ -192,7 +235,8 @@ class Merger:
         """Raise any error about the folder, the disk or lambda that `merge_to` would raise before merging."""
         self._files(folder).check(overwrite)
         if self._strength.source == "rule":
-            require_kappa(choose(self._memory.norms().measured, self._strength), self._strength)
+            survey = self._memory.norms().with_factors(self._strength.factors, self.inputs)
+            require_kappa(choose(survey.measured, self._strength), self._strength)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """The bytes of disk, and roughly of memory, that `merge_to` needs."""
@@ -226,7 +270,10 @@ class CoramMerger(Merger):
         experts: a list, or a dict name -> expert; an expert is a model, a PeftModel (each of its adapters
             is an expert), or the folder or Hub id of either.
         config: the method's options; the default is the paper's `full` line with its kappa rule.
-        options: vocabulary, tokenizers, dtype, trust_remote_code, progress; see `MergeOptions`.
+        calibrate: a few unlabelled prompts per expert, as for `MergeResult.calibrate`, to find lambda and
+            factors from; `calibration` says how.
+        options: vocabulary, tokenizers, dtype, device, device_map, max_memory, offload_folder,
+            trust_remote_code, progress; see `MergeOptions`.
     """
 
     def __init__(
@@ -234,6 +281,9 @@ class CoramMerger(Merger):
         base: ModelSource,
         experts: ModelSources,
         config: CoramConfig | None = None,
+        *,
+        calibrate: PromptSources | None = None,
+        calibration: CalibrationConfig | None = None,
         **options: Unpack[MergeOptions],
     ) -> None:
         if config is not None and not isinstance(config, CoramConfig):
@@ -242,14 +292,7 @@ class CoramMerger(Merger):
             )
         self.config = config or CoramConfig()
         choice = choose_coram(self.config)
-        inputs, opening = _opened(base, experts, choice, options)
-        super().__init__(inputs, choice, progress=options.get("progress", True), opening=opening)
-
-
-def _opened(
-    base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
-) -> tuple[Inputs, float]:
-    """The inputs of a merge, and how many seconds it took to open them."""
-    started = time.perf_counter()
-    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
-    return inputs, time.perf_counter() - started
+        inputs, opening = open_timed(base, experts, choice, options)
+        given = None if calibrate is None else Calibrate(calibrate, calibration or CalibrationConfig())
+        progress = options.get("progress", True)
+        super().__init__(inputs, choice, progress=progress, opening=opening, calibrate=given)

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import ModelCardData
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.amplitude import relative_size
-from coram_hf.config import check_number
+from coram_hf.calibration import Lessons, PromptSources, calibrate
+from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
-from coram_hf.hub import publish_report, push_folder
+from coram_hf.execution.tasks import in_threads, thread_count
+from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder
+from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
-from coram_hf.outputs.lora import write_lora
+from coram_hf.outputs.memory import copied_model
 from coram_hf.outputs.model_files import save_companions
-from coram_hf.outputs.place import InMemory, write_update
+from coram_hf.outputs.place import write_update
+from coram_hf.outputs.placed import Outputs
+from coram_hf.outputs.saving import is_partly_offloaded, save_offloaded
 from coram_hf.report import MergeReport
-from coram_hf.report.retention import Retained
+from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
+
+OFFLOADED_OPTIONS = ("max_shard_size", "save_original_format")
+"""Options of `save_pretrained` for a model with offloaded parts."""
+
+Again = Callable[[CoramConfig], "MergeResult"]
 
 
 class MergeResult(Shown):
     """A merged model of the base's class, with the report of its merge.
 
-    The kept geometric update costs 4 bytes per target parameter (8 for float64 models); merge with
-    `keep_update=False` to save that, at the price of `with_lambda`.
+    The kept geometric update costs 4 bytes per target parameter (8 for float64 models), of memory, or of the
+    disk if a part of the model is there; merge with `keep_update=False` to save that, at the price of
+    `with_lambda`.
     """
 
     def __init__(
@@ -42,17 +54,26 @@ class MergeResult(Shown):
         updates: dict[str, Tensor] | None,
         retained: Retained,
         adapter: PeftModel | None = None,
+        again: Again | None = None,
     ) -> None:
+        """`again` merges the same inputs with another configuration, for `calibrate`."""
         self.model = model
         self.report = report
         self._inputs = inputs
         self._updates = updates
         self._retained = retained
         self._adapter = adapter
+        self._again = again
 
     def with_adapter(self, adapter: PeftModel) -> MergeResult:
         """This result with its merged adapter, for `save_adapter` to write."""
-        return MergeResult(self.model, self.report, self._inputs, self._updates, self._retained, adapter)
+        return MergeResult(
+            self.model, self.report, self._inputs, self._updates, self._retained, adapter, self._again
+        )
+
+    def without_update(self) -> MergeResult:
+        """This result without the kept update, which frees its memory but rules out another lambda."""
+        return MergeResult(self.model, self.report, self._inputs, None, self._retained, self._adapter)
 
     def facts(self) -> Facts:
         facts = self.report.facts()
@@ -66,11 +87,40 @@ class MergeResult(Shown):
 
         The base is read again, so it must still hold the weights that were merged.
         """
-        self._check_lambda(lam)
-        model = copy.deepcopy(self.model)
-        other = MergeResult(model, self.report, self._inputs, self._updates, self._retained)
+        updates = self._check_lambda(lam)
+        model = copied_model(self._inputs, self.model, updates)
+        other = MergeResult(
+            model, self.report, self._inputs, self._updates, self._retained, again=self._again
+        )
         other.rescale_(lam)
         return other
+
+    def calibrate(self, prompts: PromptSources, *, progress: bool = True, **options: Any) -> MergeResult:
+        """Find lambda, and factors for the experts, from a few unlabelled prompts per expert.
+
+        Every expert answers its own prompts greedily; the result has the lowest mean divergence
+        KL(expert || merge) on these answers. `prompts` maps names of experts to lists of texts or chats,
+        files or splits of datasets, or is a folder with a file per expert; "base" may have some, too. Nothing
+        is compared with a truth. The options are those of `CalibrationConfig`, such as `granularity`; without
+        `decorrelate` in the merge's configuration, factors gain little. This result stays as it is.
+        """
+        config = CalibrationConfig.from_dict(options)
+        start = self.report.lam
+        CoramConfig.from_report(self.report)
+        if self._again is None or start is None or start <= 0:
+            raise CoramError("calibrate needs a CORAM merge in memory with a positive lambda")
+        self._check_lambda(start)
+        if config.granularity != "lambda" and is_partly_offloaded(self.model):
+            raise CoramError(
+                f"calibrate: granularity {config.granularity!r} needs the whole model in memory, and a part "
+                'of it is offloaded; pass granularity="lambda"'
+            )
+        lessons = Lessons(self._inputs, prompts, config)
+        found, calibration = calibrate(
+            self.with_lambda(start), self._inputs, lessons, config, self._again, progress
+        )
+        found.report = found.report.with_calibration(calibration)
+        return found
 
     def rescale_(self, lam: float) -> None:
         """Reassemble this result's own model at another coefficient, in place, and update the report.
@@ -78,10 +128,10 @@ class MergeResult(Shown):
         Sweeps use this for every lambda: it neither repeats the geometry nor copies the model.
         """
         updates = self._check_lambda(lam)
-        state, records = self.model.state_dict(), {name: Record() for name in updates}
+        outputs, records = Outputs(self.model), {name: Record() for name in updates}
         for name, update in updates.items():
             base = self._inputs.parameter(name).base
-            records[name].write(*write_update(InMemory(state[name]), base, update, lam))
+            records[name].write(*write_update(outputs[name], base, update, lam))
         moved = {name: record.moved for name, record in records.items()}
         self._retained = replace(self._retained, moved={**self._retained.moved, **moved})
         config, amplitude = self.report.config, relative_size(lam, self.report.c_rms)
@@ -92,7 +142,8 @@ class MergeResult(Shown):
             lam=lam,
             lam_source="given",
             amplitude=amplitude,
-            retention=self._retained.by_group(),
+            calibration={},
+            retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 
     def _check_lambda(self, lam: float) -> dict[str, Tensor]:
@@ -103,38 +154,33 @@ class MergeResult(Shown):
         return self._updates
 
     def save_adapter(
-        self, folder: str | Path, *, rank: int | None = None, energy: float = 0.99
+        self,
+        folder: str | Path,
+        *,
+        rank: int | None = None,
+        energy: float | None = None,
+        overwrite: bool = False,
+        card_data: ModelCardData | None = None,
     ) -> MergeReport:
-        """Write the merged update as an adapter of the base, with the report, which is also returned.
+        """Write the merged update as an adapter of the base, with card and report, and return the report.
 
         A merge of OFT adapters is written as an OFT adapter. Any other becomes a LoRA adapter, by a truncated
         SVD of every matrix: of the given rank, or the lowest that keeps a share `energy` of its squared
-        norm. The report contains the relative error of each matrix. What a residual pathway changed outside
-        the target matrices is not part of the adapter.
+        norm (by default 0.99). The report contains the relative error of each matrix. What a residual pathway
+        changed outside the target matrices is not part of the adapter. The folder appears when it is whole.
         """
-        folder = Path(folder)
-        if self._adapter is not None:
-            if rank is not None:
-                raise CoramError("remove rank: a merge of OFT adapters is saved as an OFT adapter")
-            self._adapter.save_pretrained(str(folder))
-            self.report.save(folder)
-            return self.report
-        if self._updates is None:
-            raise CoramError("the merged update was not kept; merge with keep_update=True")
-        if rank is not None and (type(rank) is not int or rank < 1):
-            raise CoramError(f"rank must be a positive integer, found {rank!r}")
-        if not 0 < energy <= 1:
-            raise CoramError(f"energy must be above 0 and at most 1, found {energy!r}")
-        lam = 1.0 if self.report.lam is None else self.report.lam
-        scaled = ((name, lam * update) for name, update in self._updates.items())
-        kept = write_lora(folder, self._inputs.base, scaled, rank=rank, energy=energy)
-        report = replace(
-            self.report,
-            adapter_ranks={module: found.rank for module, found in kept.items()},
-            adapter_errors={module: found.error for module, found in kept.items()},
+        adapter = AdapterFolder(
+            folder, self._inputs, self._adapter, rank=rank, energy=energy, overwrite=overwrite
         )
-        report.save(folder)
-        return report
+        updates = self._updates or {}
+        if adapter.lora is not None:
+            if self._updates is None:
+                raise CoramError("the merged update was not kept; merge with keep_update=True")
+            lam = 1.0 if self.report.lam is None else self.report.lam
+            threads, add = thread_count(torch.device("cpu")), adapter.lora.add
+            for _ in in_threads(lambda name: add(name, lam * updates[name]), updates, threads):
+                pass
+        return adapter.write(self.report, self._retained, updates, card_data)
 
     def save_pretrained(
         self, folder: str | Path, *, card_data: ModelCardData | None = None, **options: Any
@@ -142,21 +188,43 @@ class MergeResult(Shown):
         """Write everything needed to run the model, with its card (README.md) and coram_report.json.
 
         `card_data` adds fields to the card's metadata, or overrides them. Options go to
-        `PreTrainedModel.save_pretrained`. Tokenizer, chat template and processor files are the base's, or
-        those of the merged tokenizer; custom code is copied only if it is trusted.
+        `PreTrainedModel.save_pretrained`; a model with offloaded parts is written one parameter at a time,
+        and takes `max_shard_size` and `save_original_format`. Tokenizer, chat template and processor files
+        are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
         """
         folder = Path(folder)
         if not self._inputs.original_format:
             options.setdefault("save_original_format", False)
-        self.model.save_pretrained(folder, **options)
-        save_companions(self._inputs, folder)
+        if is_partly_offloaded(self.model):
+            check_names(options, OFFLOADED_OPTIONS, "save option of a model with offloaded parts")
+            save_offloaded(self.model, self._inputs, folder, **options)
+        else:
+            self.model.save_pretrained(folder, **options)
+            save_companions(self._inputs, folder)
         publish_report(self.report, folder, card_data)
 
-    def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
-        """Push weights, tokenizer, card and report in one commit, and return its URL.
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        adapter: bool = False,
+        rank: int | None = None,
+        energy: float | None = None,
+        card_data: ModelCardData | None = None,
+        **options: Any,
+    ) -> str:
+        """Push weights, tokenizer, card and report, and return the URL of the commit.
 
-        Options: `private`, `revision`, `commit_message`, `create_pr`, `token`; see `hub.push_folder`.
+        `adapter=True` pushes what `save_adapter` writes, with `rank` or `energy`. Options: `private`,
+        `revision`, `commit_message`, `create_pr`, `token`; see `hub.push_folder`.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, card_data=card_data)
+        if not adapter and (rank is not None or energy is not None):
+            raise CoramError("rank and energy are those of an adapter; pass adapter=True as well")
+        check_names(options, PUSH_OPTIONS, "push option")
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "merged"
+            if adapter:
+                self.save_adapter(folder, rank=rank, energy=energy, card_data=card_data)
+            else:
+                self.save_pretrained(folder, card_data=card_data)
             return push_folder(folder, repo_id, fresh=True, **options)

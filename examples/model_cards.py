@@ -44,6 +44,8 @@ NOTE = (
     "*An example: the configuration of one of the paper's suites, on tiny random stand-ins. The numbers are "
     "the stand-ins' own, and the commits are placeholders.*"
 )
+GRID = 0.1
+"""The paper rounds the rule's lambda to multiples of this."""
 OFT_FOLDER = "SphereLab/Llama-3.1-8B_OFT_adapters:llama3-1_8b_finetune_{}_adapter"
 
 
@@ -54,7 +56,6 @@ class Suite:
     base: str
     experts: dict[str, tuple[str, float]]
     line: str
-    lam: float
     model: Any
 
 
@@ -102,14 +103,12 @@ SUITES = {
             }.items()
         },
         "SS(ca+ave,energy)",
-        2.6,
         llama,
     ),
     "T2": Suite(
         "meta-llama/Llama-3.2-3B",
         mergebench("Llama-3.2-3B", (0.026, 0.01, 0.015, 0.02, 0.012)),
         "SS(ca+ave,variance).ties",
-        2.6,
         llama,
     ),
     "T3": Suite(
@@ -120,14 +119,12 @@ SUITES = {
             "medical": ("FreedomIntelligence/HuatuoGPT-Vision-7B-Qwen2.5VL", 0.011),
         },
         "lr.ta",
-        2.0,
         qwen_vl,
     ),
     "T4": Suite(
         "google/gemma-2-9b",
         mergebench("gemma-2-9b", (0.16, 0.01, 0.05, 0.08, 0.03)),
         "ca+ave",
-        1.1,
         gemma,
     ),
 }
@@ -156,7 +153,7 @@ def stand_ins(suite: Suite) -> tuple[PreTrainedModel, dict[str, Any]]:
 def suite_report(suite: Suite) -> MergeReport:
     """The report of a suite's merge on stand-ins, under the suite's names."""
     base, experts = stand_ins(suite)
-    config = CoramConfig.from_line(suite.line, lam=suite.lam)
+    config = CoramConfig.from_line(suite.line, lambda_step=GRID)
     report = CoramMerger(base, experts, config, progress=False).merge(keep_update=False).report
     names = {"": suite.base, **{name: source for name, (source, _) in suite.experts.items()}}
     sources = {name: {"source": source, "commit": "0" * 40} for name, source in names.items()}

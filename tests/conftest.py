@@ -5,12 +5,29 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")
 
+from helpers.figures import draw_once  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+from coram_hf.report.figures import draw_updates  # noqa: E402
+
 settings.register_profile("suite", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_drawing():
+    """Cards reuse a figure; tests of the figure call `draw_updates` itself, or ask for `real_figures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coram_hf.hub.card.draw_updates", draw_once)
+        yield
+
+
+@pytest.fixture
+def real_figures(monkeypatch):
+    monkeypatch.setattr("coram_hf.hub.card.draw_updates", draw_updates)
 
 
 @pytest.fixture

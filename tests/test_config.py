@@ -111,6 +111,8 @@ def test_unreadable_lines_say_what_is_valid(line, valid):
         ({"kappa": -1}, "kappa must be a finite number above 0, found -1"),
         ({"lam": float("nan")}, "lam must be a finite number, found nan"),
         ({"lam": "2"}, "found '2'"),
+        ({"lambda_step": 0}, "lambda_step must be a finite number above 0 and at most 1, found 0"),
+        ({"lambda_step": 10}, "at most 1, found 10"),
         ({"dispersion_threshold": None}, "dispersion_threshold must be a finite number above 0"),
         ({"weights": (1.0, -1.0)}, "must not be negative"),
         ({"weights": (0.0, 0.0)}, "must not all be zero"),

@@ -11,8 +11,12 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import coram_hf
+from coram_hf.hub.card import CITATION
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -68,6 +72,9 @@ def test_the_citation_names_the_software_and_the_paper():
     (paper,) = citation["references"]
     assert paper["title"] == "CORAM: Coherent Orthogonal Rotation for Model Merging"
     assert [author["family-names"] for author in paper["authors"]] == ["Sui", "Liu", "Ling", "Wang", "Jiang"]
+    names = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
+    assert f"author = {{{names}}}" in CITATION
+    assert f"year = {{{paper['year']}}}" in CITATION
 
 
 def test_the_wheel_has_its_version_types_and_data(wheel):
@@ -94,7 +101,22 @@ def test_every_install_is_constrained():
     installs = [line for line in makefile_commands() if "pip install" in line]
     assert len(installs) >= 4
     for line in installs:
-        assert line.count("pip install") == line.count("-c constraints.txt"), line
+        assert line.count("pip install") == len(re.findall(r"-c constraints(?:-lowest)?\.txt", line)), line
+
+
+def test_the_lower_bounds_are_the_versions_that_were_tried():
+    """Every `>=` of the package and of its tests is the version that `make lowest` installs."""
+    lines = (ROOT / "constraints-lowest.txt").read_text().split()
+    tried = {canonicalize_name(name): Version(found) for name, found in (line.split("==") for line in lines)}
+    project = PYPROJECT["project"]
+    texts = project["dependencies"] + project["optional-dependencies"]["test"]
+    needed = [Requirement(text) for text in texts]
+    assert len(needed) > 15
+    for requirement in needed:
+        (lowest,) = [Version(s.version) for s in requirement.specifier if s.operator == ">="]
+        assert lowest == tried[canonicalize_name(requirement.name)], requirement
+    assert "make lowest" in ci_commands("lowest")
+    assert any("-c constraints-lowest.txt" in line for line in makefile_commands())
 
 
 def test_ci_runs_the_readme_s_test_command():

@@ -22,7 +22,9 @@ from coram_hf.cli.shared import (
 
 InDomain = Annotated[
     list[str],
-    typer.Option("--in-domain", "--tasks", help="The experts' own tasks: .jsonl files or lm-eval tasks."),
+    typer.Option(
+        "--in-domain", "--tasks", help="The experts' own tasks: .jsonl files, datasets or lm-eval tasks."
+    ),
 ]
 OutOfDomain = Annotated[list[str] | None, typer.Option(help="Tasks that no expert was trained for.")]
 Range = Annotated[
@@ -55,9 +57,10 @@ def compare(
     A line is scored at the rule's lambda, with the best lambda beside it. With an output folder, an
     interrupted comparison resumes when the same command is run again.
     """
+    from coram_hf.evaluation.bench import read_baselines
     from coram_hf.evaluation.compare import RIVALS, compare_methods
 
-    recipe, configs = read_lines(given, line)
+    recipe, configs, own = read_lines(given, line)
     try:
         found = compare_methods(
             recipe.base,
@@ -66,7 +69,7 @@ def compare(
             tasks=split_tasks(in_domain),
             out_of_domain=split_tasks(out_of_domain or ()),
             lambdas=lam or (),
-            baselines=chosen_baselines(baseline, no_baselines, RIVALS),
+            baselines=read_baselines(chosen_baselines(baseline, no_baselines, RIVALS)) | own,
             score_experts=score_experts,
             limit=limit,
             output=output,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coram_hf.cli.shared import read_given, with_shared_options
+from coram_hf.cli.shared import ADAPTER, CALIBRATION, read_given, with_shared_options
+from coram_hf.errors import CoramError
+
+if TYPE_CHECKING:
+    from coram_hf.report import MergeReport
 
 
 @with_shared_options
@@ -20,28 +25,42 @@ def inspect(given: dict[str, Any]) -> None:
     print_shown(read_given(given).merger().inspect())
 
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the merged model.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the merged model.")]
+AdapterOut = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the merge as an adapter of the base, in place of a model or beside it."),
+]
 Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace existing output folders.")]
 DryRun = Annotated[
     bool, typer.Option(help="Print the plan and the disk, memory and time it needs, then stop.")
 ]
 
 
-@with_shared_options
+@partial(with_shared_options, more={**ADAPTER, **CALIBRATION})
 def merge(
     given: dict[str, Any],
-    output: Output,
+    output: Output = None,
+    adapter_out: AdapterOut = None,
     max_shard_size: Shards = "50GB",
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
 ) -> None:
     """Merge checkpoints and adapters into one model; the folder appears when it is complete.
 
-    A merge that is interrupted or fails keeps its work, and the same command resumes it.
+    A merge that is interrupted or fails keeps its work, and the same command resumes it; that of an adapter
+    starts over. With both outputs, everything is merged twice. With --calibrate, it is first merged and
+    calibrated in memory.
     """
+    adapter = {key: given[key] for key in ADAPTER}
+    _check_outputs(output, adapter_out, adapter)
     merger = read_given(given).merger()
-    if dry_run:
+    if adapter_out is not None:
+        merger.adapter_folder(adapter_out, overwrite=overwrite, **adapter)
+    if dry_run and output is None:
+        print(merger.inspect())
+        return
+    if dry_run and output is not None:
         import psutil
 
         opening = time.time() - psutil.Process().create_time()
@@ -54,14 +73,41 @@ def merge(
         print(f"  time: about {duration(forecast.seconds)}, including startup")
         return
     try:
-        report = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
+        if output is not None:
+            _say(merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size), output)
+        if adapter_out is not None:
+            _say(merger.merge_adapter_to(adapter_out, overwrite=overwrite, **adapter), adapter_out)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _check_outputs(output: Path | None, adapter_out: Path | None, adapter: dict[str, Any]) -> None:
+    """Raise unless there is an output, and options of adapters only with one."""
+    if output is None and adapter_out is None:
+        raise CoramError("no output: pass -o for the merged model, or --adapter-out for an adapter")
+    if adapter_out is None and any(value is not None for value in adapter.values()):
+        raise CoramError("--rank and --energy are options of an adapter; pass --adapter-out as well")
+    if output is not None and adapter_out is not None and output.resolve() == adapter_out.resolve():
+        raise CoramError(f"{output} is named for both outputs; give each its own folder")
+
+
+def _say(report: MergeReport, folder: Path) -> None:
+    """Print the outcome of a merge, in the first process."""
     if int(os.environ.get("RANK", "0")) == 0:
-        kappa = "" if report.kappa is None else f", kappa {report.kappa}"
-        lam = "" if report.lam is None else f", lambda {report.lam:.4g}"
-        print(f"{report.line}: D {report.dispersion:.3g}{kappa}{lam}")
-        print(f"merged {report.n_experts} experts into {output}")
+        print(f"{report.line}: D {report.dispersion:.3g}{amplitude(report)}")
+        kind, error = " an adapter in" if report.adapter else "", report.adapter.get("error")
+        stored = "" if error is None else f", with a relative error of {error:.2g}"
+        print(f"merged {report.n_experts} experts into{kind} {folder}{stored}")
+
+
+def amplitude(report: MergeReport) -> str:
+    """kappa and lambda as text, and the effective kappa where it is another; empty without amplification."""
+    if report.lam is None:
+        return ""
+    effective, lam = f"{report.effective_kappa:.4g}", f"lambda {report.lam:.4g}"
+    if report.kappa is None or f"{report.kappa:.4g}" == effective:
+        return f", kappa {effective}, {lam}"
+    return f", kappa {report.kappa:.4g}, {lam}, effective kappa {effective}"
 
 
 def duration(seconds: float) -> str:

@@ -9,14 +9,14 @@ import typer
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="A merged folder.")],
+    folder: Annotated[Path, typer.Argument(help="A merged folder or adapter.")],
     repo: Annotated[str, typer.Argument(help="The repository: org/name.")],
     private: Annotated[bool | None, typer.Option(help="Whether a new repository is private.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch to push to.")] = None,
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     create_pr: Annotated[bool, typer.Option(help="Open a pull request.")] = False,
 ) -> None:
-    """Push a merged folder to the Hub in one commit, after its hashes are verified.
+    """Push a merged folder or adapter to the Hub, after its hashes are verified.
 
     The token is that of `hf auth login`, or HF_TOKEN. After an interrupted push, the same command sends only
     what has not arrived yet.

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require
-from coram_hf.config import CoramConfig, Shared, check_names, options_of
+from coram_hf.config import CalibrationConfig, CoramConfig, Shared, check_names, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, find_method
 
 if TYPE_CHECKING:
+    from coram_hf.calibration import Calibrate
     from coram_hf.merger import Merger
 
-OWN_KEYS = ("base", "experts", "method", "line", "parameters")
+OWN_KEYS = ("base", "experts", "method", "line", "parameters", "calibrate")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Recipe:
 
     parameters: for `coram` a `line` and fields of CoramConfig, else those of the baseline; `space: oft`
         merges the generators of OFT adapters by `orthomerge`.
+    calibration: `calibrate`, a folder of prompts or files by expert, and fields of CalibrationConfig.
     """
 
     base: str
@@ -34,6 +36,7 @@ class Recipe:
     method: str = DEFAULT
     parameters: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     def merger(self, *, progress: bool = True) -> Merger:
         """The merger of this recipe, with all sources opened and checked."""
@@ -41,7 +44,18 @@ class Recipe:
 
         choice = find_method(self.method).choose(self.parameters)
         options: Any = {**self.options, "progress": progress}
-        return Merger.open(self.base, self.experts, choice, options)
+        return Merger.open(self.base, self.experts, choice, options, self._calibrate())
+
+    def _calibrate(self) -> Calibrate | None:
+        """The prompts and options of the calibration, if there is one."""
+        if not self.calibration:
+            return None
+        from coram_hf.calibration import Calibrate
+
+        rest = {key: value for key, value in self.calibration.items() if key != "calibrate"}
+        if "calibrate" not in self.calibration:
+            raise CoramError(f"{next(iter(rest))} is an option of a calibration; add calibrate, its prompts")
+        return Calibrate(self.calibration["calibrate"], CalibrationConfig.from_dict(rest))
 
     def config(self, without: str = "") -> CoramConfig:
         """The CoramConfig of a recipe; `without` is the message for a method that has none."""
@@ -78,8 +92,9 @@ def read_recipe(path: Path) -> Recipe:
 
 def _own(content: Mapping[str, Any]) -> Recipe:
     options = text_options()
+    calibration = ("calibrate", *options_of(CalibrationConfig))
     method = dict.fromkeys([*OWN_KEYS, *options_of(CoramConfig), *options_of(Shared)])
-    check_names(content, (*method, *options), "key")
+    check_names(content, (*method, *options, *calibration[1:]), "key")
     require(content, "base", str)
     require(content, "experts", list | dict)
     parameters = content.get("parameters") or {}
@@ -90,13 +105,16 @@ def _own(content: Mapping[str, Any]) -> Recipe:
     for name, option in options.items():
         if option.kind is bool and name in content and not isinstance(content[name], bool):
             raise CoramError(f"{name} must be true or false, found {content[name]!r}")
-    apart = ("base", "experts", "method", "parameters", *options)
+    if not isinstance(content.get("calibrate", ""), str | dict):
+        raise CoramError(f"calibrate must be a folder, or files by expert, found {content['calibrate']!r}")
+    apart = ("base", "experts", "method", "parameters", *options, *calibration)
     return Recipe(
         content["base"],
         _sources(content["experts"]),
         content.get("method", DEFAULT),
         {**parameters, **{key: value for key, value in content.items() if key not in apart}},
         {key: content[key] for key in options if key in content},
+        {key: content[key] for key in calibration if key in content},
     )
 
 

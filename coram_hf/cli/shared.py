@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect as introspection
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from coram_hf.config import CoramConfig, Declared, Shared, options_of
+from coram_hf.config import AdapterOptions, CalibrationConfig, CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
-from coram_hf.methods.registry import method_names
+from coram_hf.methods.registry import DEFAULT, Preset, find_method, method_names
 
 if TYPE_CHECKING:
     from coram_hf.cli.recipe import Recipe
@@ -47,18 +47,28 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
     return (TEXT_KINDS.get(option.name) or option.kind) | None, info
 
 
-TEXT_KINDS: dict[str, Any] = {"weights": str, "target_modules": list[str]}
+TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": list[str]}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
 CONFIG = {
     name: _typer_option(option) for name, option in {**options_of(CoramConfig), **options_of(Shared)}.items()
 }
 OPTIONS = {name: _typer_option(option) for name, option in text_options().items()}
+ADAPTER = {name: _typer_option(option) for name, option in options_of(AdapterOptions).items()}
+
+CALIBRATION = {
+    "calibrate": (
+        Path | None,
+        typer.Option(help="Folder of unlabelled prompts, a .txt or .jsonl per expert, to calibrate on."),
+    ),
+    **{name: _typer_option(option) for name, option in options_of(CalibrationConfig).items()},
+}
 
 Tasks = Annotated[
     list[str],
     typer.Option(
-        help="A .jsonl file, or the name or .yaml file of an lm-eval task; may be repeated, or a,b."
+        help="A .jsonl file, a dataset (hf://datasets/org/name?split=test&prompt=question&target=answer, or "
+        "a folder or file with such options), or an lm-eval task; may be repeated, or a,b without options."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Largest number of questions per task.")]
@@ -73,15 +83,20 @@ Baselines = Annotated[
 NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with none.")]
 
 
-def with_shared_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+def with_shared_options(
+    command: Callable[..., None],
+    without: Collection[str] = (),
+    more: Mapping[str, tuple[Any, Any]] | None = None,
+) -> Callable[..., None]:
     """Add the options that describe a merge before a command's own; it receives them as `given`.
 
-    A command's own option replaces the shared one of the same name; those in `without` are left out.
+    A command's own option replaces the shared one of the same name; those in `without` are left out, those in
+    `more` added.
     """
     own = list(introspection.signature(command).parameters.values())[1:]
     left_out = {*without, *(parameter.name for parameter in own)}
     shared = []
-    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS}.items():
+    for name, (kind, info) in {**SOURCES, **METHOD, **CONFIG, **OPTIONS, **(more or {})}.items():
         if name in left_out:
             continue
         info = typer.Option(help=info) if isinstance(info, str) else info
@@ -109,9 +124,18 @@ def with_shared_options(command: Callable[..., None], without: Collection[str] =
 
 def read_given(given: dict[str, Any]) -> Recipe:
     """The recipe of the --config file, overridden by the options of the command line."""
+    return _overridden(_recipe_file(given), given)
+
+
+def _recipe_file(given: dict[str, Any]) -> Recipe:
+    """The recipe of the --config file; an empty one without."""
     from coram_hf.cli.recipe import Recipe, read_recipe
 
-    recipe = read_recipe(given["config"]) if given["config"] else Recipe("", [])
+    return read_recipe(given["config"]) if given["config"] else Recipe("", [])
+
+
+def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
+    """A recipe, with what the command line says in place of what it says itself."""
     base, experts = given["base"] or recipe.base, given["experts"] or recipe.experts
     if not base or not experts:
         raise CoramError("name the base and at least one expert, or pass a recipe with --config")
@@ -123,33 +147,43 @@ def read_given(given: dict[str, Any]) -> Recipe:
         parameters["target_modules"] = parameters["target_modules"][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
     options = {key: given[key] for key in OPTIONS if given[key]}
-    return Recipe(
-        base,
-        experts,
-        given["method"] or recipe.method,
-        {**recipe.parameters, **parameters},
-        {**recipe.options, **options},
+    calibration = {key: given[key] for key in CALIBRATION if given.get(key)}
+    return replace(
+        recipe,
+        base=base,
+        experts=experts,
+        method=given["method"] or recipe.method,
+        parameters={**recipe.parameters, **parameters},
+        options={**recipe.options, **options},
+        calibration={**recipe.calibration, **calibration},
     )
 
 
 def read_lines(
     given: dict[str, Any], lines: Sequence[str] | None, heights: Sequence[int] | None = None
-) -> tuple[Recipe, list[CoramConfig]]:
-    """The recipe, and a configuration for every line at every slice height."""
-    recipe = read_given(given)
-    without = f"the recipe's method is {recipe.method}, which has no lambda; pass it as --baseline"
+) -> tuple[Recipe, list[CoramConfig], dict[str, Preset]]:
+    """The recipe, a configuration for every line at every slice height, and the recipe's baseline if any.
+
+    A recipe of a baseline is one more row; the lines are then those of the command line, or `full`.
+    """
+    recipe, own = _recipe_file(given), {}
+    if find_method(recipe.method).config({}) is None:
+        own = {f"{recipe.method} of the recipe": Preset(recipe.method, recipe.parameters)}
+        shared = {key: value for key, value in recipe.parameters.items() if key in options_of(Shared)}
+        recipe = replace(recipe, method=DEFAULT, parameters=shared)
+    recipe = _overridden(recipe, given)
     parameters = [{**recipe.parameters, "line": line} for line in lines or ()] or [recipe.parameters]
     if heights:
         parameters = [{**values, "slice_height": height} for values in parameters for height in heights]
-    return recipe, [replace(recipe, parameters=values).config(without) for values in parameters]
+    return recipe, [replace(recipe, parameters=values).config() for values in parameters], own
 
 
 def split_tasks(tasks: Sequence[str]) -> list[str]:
-    """The tasks as a list; they may be given one by one or separated by commas."""
+    """The tasks as a list; they may be given one by one or, without options, separated by commas."""
     return [
         name.strip()
         for text in tasks
-        for name in ([text] if os.path.exists(text) else text.split(","))
+        for name in ([text] if os.path.exists(text) or "?" in text else text.split(","))
         if name.strip()
     ]
 

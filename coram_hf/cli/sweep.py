@@ -43,9 +43,10 @@ def sweep(
 
     Every line is merged once. An interrupted sweep resumes when the same command is run again.
     """
+    from coram_hf.evaluation.bench import read_baselines
     from coram_hf.evaluation.sweep import run_sweep
 
-    recipe, configs = read_lines(given, line, slice_height)
+    recipe, configs, own = read_lines(given, line, slice_height)
     try:
         found = run_sweep(
             recipe.base,
@@ -54,7 +55,7 @@ def sweep(
             lambdas=lam,
             tasks=split_tasks(tasks),
             output=output,
-            baselines=chosen_baselines(baseline, no_baselines, rival_names()),
+            baselines=read_baselines(chosen_baselines(baseline, no_baselines, rival_names())) | own,
             limit=limit,
             **recipe.options,
         )

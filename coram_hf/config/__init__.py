@@ -1,5 +1,7 @@
 """The configuration of a merge, its one-line name, and how options are declared and checked."""
 
+from coram_hf.config.adapter import AdapterOptions
+from coram_hf.config.calibration import CalibrationConfig, Granularity
 from coram_hf.config.coram import (
     Balance,
     ComputeDtype,
@@ -11,17 +13,23 @@ from coram_hf.config.coram import (
     options_of,
 )
 from coram_hf.config.declared import Declared, PythonOnly, Range, check_names, check_number, declared
+from coram_hf.config.factors import GROUPS, Factors, factors_in, read_factors, write_factors
 from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, Residual, Spread
 
 __all__ = [
     "DEFAULT_HEIGHT",
+    "GROUPS",
+    "AdapterOptions",
     "Balance",
     "Branch",
+    "CalibrationConfig",
     "ComputeDtype",
     "Conflict",
     "CoramConfig",
     "Declared",
     "Decorrelate",
+    "Factors",
+    "Granularity",
     "PythonOnly",
     "Range",
     "Residual",
@@ -32,6 +40,9 @@ __all__ = [
     "check_number",
     "check_weights",
     "declared",
+    "factors_in",
     "normalized_weights",
     "options_of",
+    "read_factors",
+    "write_factors",
 ]

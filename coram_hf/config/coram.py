@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
 from coram_hf.config.declared import Checked, Declared, Range, check_names, check_number, declared
+from coram_hf.config.factors import Factors, check_count, check_factors
 from coram_hf.config.line import (
     DEFAULT_HEIGHT,
     Branch,
@@ -69,6 +70,12 @@ BalanceOption = Annotated[
     "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
     "of that factor, equal brings all to the median. Not part of the paper.",
 ]
+FactorsOption = Annotated[
+    Factors | None,
+    Checked(check_factors),
+    "Rescale every expert's update by a fixed factor, or by one per group of modules, in place of balance; "
+    "calibration fits them. Not part of the paper.",
+]
 TargetModules = Annotated[
     str | tuple[str, ...] | None,
     Checked(check_targets),
@@ -85,7 +92,7 @@ AmplitudeOption = Annotated[
 ]
 
 
-class _Checked:
+class Options:
     """A dataclass that checks its declared options on creation."""
 
     def __post_init__(self) -> None:
@@ -110,7 +117,7 @@ def _read_options(cls: Any) -> dict[str, Declared]:
 
 
 @dataclass(frozen=True)
-class Shared(_Checked):
+class Shared(Options):
     """The options of every method; only CORAM has kappa and lambda in place of an amplitude."""
 
     weights: Weights = None
@@ -120,11 +127,12 @@ class Shared(_Checked):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values."""
-        return _plain(asdict(self))
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
 
 
 @dataclass(frozen=True)
-class CoramConfig(_Checked):
+class CoramConfig(Options):
     """Every option of a CORAM merge; the defaults are the paper's plain `full` line with its kappa rule."""
 
     slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT
@@ -156,13 +164,26 @@ class CoramConfig(_Checked):
         Scale, "Contraction scale: sqrt(N), or the measured c_RMS, as always after decorrelation."
     ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
+    lambda_step: Annotated[
+        float | None,
+        Range("(0, 1]"),
+        "Round kappa * scale to a multiple of this, as the paper does with 0.1; a given lambda is kept.",
+    ] = None
     dispersion_threshold: Annotated[
         float, Range("(0, inf)"), "D at which the rule changes from kappa 1.15 to 0.5."
     ] = 7.5
     weights: Weights = None
     balance: BalanceOption = None
+    factors: FactorsOption = None
     target_modules: TargetModules = None
     compute_dtype: Annotated[ComputeDtype, "Precision of the geometry."] = "float64"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factors is not None and self.balance is not None:
+            raise CoramError(
+                f"factors and balance={self.balance!r} are mutually exclusive; factors replace the balance"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CoramConfig:
@@ -179,7 +200,8 @@ class CoramConfig(_Checked):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values, the inverse of `from_dict`."""
-        return _plain(asdict(self))
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
 
     @classmethod
     def from_line(cls, line: str, **options: Any) -> CoramConfig:
@@ -208,6 +230,12 @@ class CoramConfig(_Checked):
     def expert_weights(self, n_experts: int) -> tuple[float, ...]:
         """w_i for N experts, summing to 1."""
         return normalized_weights(self.weights, n_experts)
+
+    def expert_factors(self, n_experts: int) -> Factors | None:
+        """The factors, if any; raises unless there are some for every expert."""
+        if self.factors is not None:
+            check_count(self.factors, n_experts)
+        return self.factors
 
     @property
     def torch_compute_dtype(self) -> torch.dtype:
@@ -239,15 +267,18 @@ def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple
     return tuple(w / total for w in numbers)
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+def _plain(values: Any) -> Any:
+    """JSON values: dictionaries, and lists in place of tuples."""
+    if isinstance(values, dict):
+        return {key: _plain(value) for key, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, tuple) else values
 
 
-def _describe(cls: type) -> None:
+def describe(cls: type) -> None:
     """Add the help of the declared options to the docstring of a dataclass."""
     lines = [f"    {name}: {option.summary}" for name, option in options_of(cls).items()]
     cls.__doc__ = "\n".join([f"{cls.__doc__}\n", *lines])
 
 
-_describe(Shared)
-_describe(CoramConfig)
+describe(Shared)
+describe(CoramConfig)

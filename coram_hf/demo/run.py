@@ -10,7 +10,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.demo.base import MODEL_ID, build_base
-from coram_hf.evaluation.light import Score, Task, read_task, score
+from coram_hf.evaluation.light import Score, score
+from coram_hf.evaluation.questions import Task, read_task
 from coram_hf.merger import CoramMerger
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport

@@ -14,11 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.baselines import PRESETS
 from coram_hf.config import CoramConfig, Shared, check_names, check_number
 from coram_hf.errors import CoramError
+from coram_hf.evaluation.asking import Reader
 from coram_hf.evaluation.memory import Memory, digest
+from coram_hf.evaluation.readers import Readers, load_processor
 from coram_hf.evaluation.scores import Line, Point, Results
 from coram_hf.evaluation.tasks import Scorer
 from coram_hf.execution.opening import open_here
-from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.companions import companion_folder, find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
@@ -37,6 +39,7 @@ FACTS = (
     "kappa",
     "lam",
     "lam_source",
+    "effective_kappa",
     "sqrt_n",
     "c_rms",
     "relative_updates",
@@ -66,7 +69,12 @@ class Bench:
         self._shared = shared
         self._progress = options.get("progress", True)
         self._inputs = open_here(base, experts, options, need_targets=False)
-        self._tokenizer = _find_tokenizer(self._inputs)
+        tokenizer = _find_tokenizer(self._inputs)
+        self._readers = Readers(tokenizer, partial(_find_processor, self._inputs, tokenizer))
+
+    def check(self, tasks: Sequence[Scorer]) -> None:
+        """Raise if the questions of a task cannot be asked; nothing has been merged yet."""
+        self._readers.check(tasks)
 
     def line(
         self,
@@ -90,7 +98,8 @@ class Bench:
 
     def baseline(self, preset: Preset, tasks: Sequence[Scorer]) -> Results:
         """The results of a method that CORAM is compared with, at its preset."""
-        parameters = {**asdict(self._shared), **preset.parameters}
+        shared = {key: value for key, value in asdict(self._shared).items() if value is not None}
+        parameters = {**shared, **preset.parameters}
         merger = self._merger(find_method(preset.method).choose(parameters))
         subject = self._subject(preset.method, merger.method.settings)
         return subject.score(tasks, lambda: merger.merge(keep_update=False).model)
@@ -113,7 +122,7 @@ class Bench:
         return Merger(inputs, choice, progress=self._progress)
 
     def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:
-        return _Subject(self._inputs, label, settings, self._tokenizer, self._memory)
+        return _Subject(self._inputs, label, settings, self._readers, self._memory)
 
 
 class _Subject:
@@ -124,17 +133,17 @@ class _Subject:
         inputs: Inputs,
         label: str,
         settings: Mapping[str, Any],
-        tokenizer: PreTrainedTokenizerBase,
+        readers: Readers,
         memory: Memory,
     ) -> None:
         self._device = inputs.device
-        self._tokenizer = tokenizer
+        self._readers = readers
         self._label = label
         self._memory = memory
         identity = inputs.identity()
         made_of = {"settings": dict(settings), **(identity or {})}
         known = identity is not None
-        self._state = digest(made_of, library_versions(), _identity(tokenizer)) if known else None
+        self._state = digest(made_of, library_versions(), _identity(readers.tokenizer)) if known else None
 
     def depends_on(self, *more: object) -> tuple[object, ...] | None:
         """The dependencies of a value about this model; None if it is made from models in memory."""
@@ -149,7 +158,7 @@ class _Subject:
         found = {}
         for task in tasks:
             known = self._memory.remember(
-                self.depends_on(lam, task.identity),
+                self.depends_on(lam, task.identity, *self._readers.identity(task)),
                 f"{what}: {task.name}",
                 partial(self._measure, task, model),
             )
@@ -157,7 +166,7 @@ class _Subject:
         return found
 
     def _measure(self, task: Scorer, model: Callable[[], PreTrainedModel]) -> dict[str, Any]:
-        result = task(model(), self._tokenizer)[0]
+        result = task(model(), self._readers.of(task))[0]
         if not math.isfinite(result.value):
             raise CoramError(
                 f"{self._label}: the score on task {task.name!r} is {result.value}; it must be finite"
@@ -165,8 +174,10 @@ class _Subject:
         return asdict(result)
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
-        """The model on the device of the merge, if one was given."""
-        return model if self._device is None else model.to(self._device)  # type: ignore[arg-type]
+        """The model on the device of the merge, if one was given and accelerate has not placed the model."""
+        if self._device is None or hasattr(model, "hf_device_map"):
+            return model
+        return model.to(self._device)  # type: ignore[arg-type]
 
 
 class _Merged:
@@ -200,6 +211,18 @@ def _find_tokenizer(inputs: Inputs) -> PreTrainedTokenizerBase:
     return found
 
 
+def _find_processor(inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Reader:
+    """The processor beside the base, with the tokenizer of the merged model."""
+    folder = companion_folder(inputs.base.model)
+    if folder is None:
+        raise CoramError("the base has no processor, which tasks with images need; pass it as a folder")
+    processor: Any = load_processor(folder, inputs.trust_remote_code)
+    if inputs.tokenizer is not None:
+        processor.tokenizer = tokenizer
+    reader: Reader = processor
+    return reader
+
+
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     return digest(sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str())
@@ -222,8 +245,10 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
     return configs
 
 
-def read_baselines(names: Sequence[str]) -> dict[str, Preset]:
-    """Presets by name: that of a method, at its defaults, or of a preset."""
+def read_baselines(names: Sequence[str] | Mapping[str, Preset]) -> dict[str, Preset]:
+    """Presets by name: that of a method, at its defaults, or of a preset; a mapping has its own."""
+    if isinstance(names, Mapping):
+        return dict(names)
     known = {**{name: Preset(name) for name in rival_names()}, **PRESETS}
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
-from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
+from coram_hf.evaluation.tasks import TaskSource, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
+from coram_hf.methods.registry import Preset
 from coram_hf.outputs.files import output_folder, write_whole
 from coram_hf.report.tables import markdown as table
 
@@ -109,10 +110,10 @@ def compare_methods(
     experts: ModelSources,
     lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
     *,
-    tasks: Sequence[str | Path | Scorer],
-    out_of_domain: Sequence[str | Path | Scorer] = (),
+    tasks: Sequence[TaskSource],
+    out_of_domain: Sequence[TaskSource] = (),
     lambdas: str | Iterable[float] = (),
-    baselines: Sequence[str] = RIVALS,
+    baselines: Sequence[str] | Mapping[str, Preset] = RIVALS,
     score_experts: bool = True,
     limit: int | None = None,
     output: str | Path | None = None,
@@ -135,6 +136,7 @@ def compare_methods(
     check_scores(every)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, memory, configs[0].shared, options)
+    bench.check(every)
     folder = None if output is None else output_folder(output, (JSON, TABLE))
     comparison = Comparison(
         tuple(task.name for task in inside),

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.evaluation.tasks import Scorer, open_tasks
+from coram_hf.evaluation.readers import Readers, load_processor
+from coram_hf.evaluation.tasks import TaskSource, open_tasks
 from coram_hf.execution.device import compute_device
 from coram_hf.hub.model_index import with_results
 from coram_hf.outputs.files import write_whole
@@ -20,7 +29,7 @@ from coram_hf.report.merge_report import file_hashes
 
 def evaluate_folder(
     folder: str | Path,
-    tasks: Sequence[str | Path | Scorer],
+    tasks: Sequence[TaskSource],
     *,
     limit: int | None = None,
     device: str | torch.device | None = None,
@@ -28,17 +37,21 @@ def evaluate_folder(
 ) -> list[Result]:
     """Score the model of a folder; the results go into eval_results.json and the card's `model-index`.
 
-    Results of the same tasks are replaced; all others stay, unless the weights have changed since.
+    `tasks`: .jsonl files, datasets (see `dataset_task`) and their addresses, or lm-eval tasks. Results of the
+    same tasks are replaced; all others stay, unless the weights have changed since.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise CoramError(f"{folder} is not a model folder: it has no config.json")
     scorers = open_tasks(tasks, limit)
     place = compute_device(device)
-    model, tokenizer = _load(folder, trust_remote_code)
+    tokenizer = _load_tokenizer(folder, trust_remote_code)
+    readers = Readers(tokenizer, lambda: load_processor(folder, trust_remote_code))
+    readers.check(scorers)
+    model = _load_model(folder, trust_remote_code)
     if place is not None:
         model.to(place)  # type: ignore[arg-type]
-    results = [result for scorer in scorers for result in scorer(model, tokenizer)]
+    results = [result for scorer in scorers for result in scorer(model, readers.of(scorer))]
     files = file_hashes(folder)
     earlier = EvalResults.load(folder, files) or EvalResults(folder.resolve().name, files)
     found = earlier.replaced(results)
@@ -47,15 +60,26 @@ def evaluate_folder(
     return results
 
 
-def _load(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_model(folder: Path, trust_remote_code: bool) -> PreTrainedModel:
+    """A model that generates text, from images too if its config says so."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model: PreTrainedModel = auto.from_pretrained(
             folder, dtype="auto", trust_remote_code=trust_remote_code
         )
+        return model
     except Exception as error:  # other people's files fail in many ways
         raise CoramError(f"{folder} does not load as a causal language model: {reason(error)}") from error
+
+
+def _load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code
+        )
+        return found
     except Exception as error:
         raise CoramError(
             f"{folder} has no tokenizer that loads ({reason(error)}), which tasks need; copy the base's "

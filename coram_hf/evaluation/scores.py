@@ -77,7 +77,7 @@ class Line:
             **{key: value for key, value in self.facts.items() if key != "lam"},
             "rule": {"lam": self.rule.lam, "average": self.rule.average},
             "best": {"lam": self.best.lam, "average": self.best.average},
-            "kappa_best": self.best.lam * self.facts["kappa"] / self.facts["lam"],
+            "kappa_best": self.best.lam * self.facts["effective_kappa"] / self.facts["lam"],
             "gap": self.gap,
             "points": [
                 {"lam": p.lam, "average": p.average, "results": plain(p.results)} for p in self.points

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -18,10 +18,11 @@ from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read
 from coram_hf.evaluation.figure import draw_sweep
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, average, percent, plain
-from coram_hf.evaluation.tasks import Scorer, check_scores, open_tasks
+from coram_hf.evaluation.tasks import TaskSource, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
+from coram_hf.methods.registry import Preset
 from coram_hf.outputs.files import output_folder, replacing, write_whole
 from coram_hf.report.tables import markdown as table
 
@@ -109,9 +110,9 @@ def run_sweep(
     lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
     *,
     lambdas: str | Iterable[float],
-    tasks: Sequence[str | Path | Scorer],
+    tasks: Sequence[TaskSource],
     output: str | Path | None = None,
-    baselines: Sequence[str] = tuple(METHODS),
+    baselines: Sequence[str] | Mapping[str, Preset] = tuple(METHODS),
     limit: int | None = None,
     **options: Unpack[MergeOptions],
 ) -> Sweep:
@@ -121,11 +122,12 @@ def run_sweep(
         base, experts, options: as for `CoramMerger`.
         lines: configurations or their lines.
         lambdas: numbers, or a string such as "1.0:3.0:0.1" or "1,1.5,2".
-        tasks: paths of .jsonl tasks, names or YAML files of lm-eval tasks.
+        tasks: paths of .jsonl tasks, datasets (see `dataset_task`) or their addresses, names or YAML files of
+            lm-eval tasks.
         output: a folder for sweep.json, sweep.md, sweep.png and the journal, from which an interrupted sweep
             resumes. Points whose inputs, tasks or options have changed are scored again, as are those of
             models in memory.
-        baselines: reference lines, by the name of a method or of a preset.
+        baselines: reference lines, by the name of a method or of a preset, or named presets of your own.
         limit: the largest number of questions per task.
     """
     configs = read_lines(lines)
@@ -135,6 +137,7 @@ def run_sweep(
     check_scores(scorers)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, memory, configs[0].shared, options)
+    bench.check(scorers)
     folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
     swept = tuple(bench.line(config, wanted, scorers) for config in configs)
     references = {"base": bench.base(scorers)}

@@ -1,10 +1,24 @@
-"""The device on which the geometry runs."""
+"""The devices on which parameters are merged."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 
 from coram_hf.errors import CoramError
+from coram_hf.inputs.inputs import Parameter
+
+
+def to_device(parameter: Parameter, device: torch.device) -> Parameter:
+    """Let a parameter be merged on a device, and let this thread compute there: the only way to a device.
+
+    Its weights follow a few rows or a matrix at a time, as the method needs them.
+    """
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    parameter.device = device
+    return parameter
 
 
 def compute_device(device: str | torch.device | None, local_rank: int = 0) -> torch.device | None:
@@ -26,7 +40,7 @@ def compute_device(device: str | torch.device | None, local_rank: int = 0) -> to
     return chosen
 
 
-def check_precision(device: torch.device | None, compute_dtype: str) -> None:
+def check_precision(devices: Iterable[torch.device], compute_dtype: str) -> None:
     """Raise if float64 is requested on Apple's mps, which lacks it."""
-    if device is not None and device.type == "mps" and compute_dtype == "float64":
+    if compute_dtype == "float64" and any(device.type == "mps" for device in devices):
         raise CoramError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coram_hf.amplitude import Wanted
 from coram_hf.errors import CoramError
 from coram_hf.execution.processes import Processes, shares
 from coram_hf.execution.progress import Progress
 from coram_hf.execution.stream import ReadAhead, Writer
 from coram_hf.execution.survey import Survey
-from coram_hf.execution.tasks import Done, Task, in_threads, merge_unit, thread_count
+from coram_hf.execution.tasks import Done, Task, here, in_queues, merge_unit, queues
 from coram_hf.execution.workspace import Workspace, check_target
 from coram_hf.geometry import update_dtype
 from coram_hf.inputs.inputs import Inputs, Parameter
@@ -51,7 +53,8 @@ class FileRunner:
         """`kept`: the parameters whose updates are kept on disk until lambda is known."""
         self.processes = Processes.find()
         self.target = Path(os.path.abspath(Path(target).expanduser()))
-        self.threads = thread_count(inputs.device)
+        self._queues = queues(inputs)
+        self.threads = sum(self._queues.values())
         self.workspace = Workspace(self.target, self.processes.rank)
         self._inputs = inputs
         model, size = skeleton(inputs), shard_size(max_shard_size)
@@ -106,6 +109,9 @@ class FileRunner:
                 phase, self.share, lambda unit: merge_unit(unit, inputs, merged, task, sink), sink
             )
 
+    def _queue_of(self, unit: Unit) -> torch.device:
+        return self._inputs.device_of(unit[0])
+
     def keep(self, phase: str, names: Sequence[str], task: Task, sink: FolderSink) -> dict[str, Record]:
         """Run a task on every named parameter not yet journalled; their updates go to the sink's spool."""
         return self._one_by_one(phase, names, lambda parameter: task(parameter, sink.keep(parameter.name)))
@@ -114,7 +120,7 @@ class FileRunner:
         self, phase: str, names: Sequence[str], task: Callable[[Parameter], Record]
     ) -> dict[str, Record]:
         share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
-        return self._run(phase, share, lambda unit: Done([task(self._inputs.parameter(unit[0]))], {}))
+        return self._run(phase, share, lambda unit: Done([task(here(self._inputs, unit[0]))], {}))
 
     def _measure(self, phase: str, names: Sequence[str]) -> Survey:
         records = self.each(phase, names, lambda parameter, _: self._look(parameter))
@@ -142,7 +148,7 @@ class FileRunner:
         label, total = f"{self._label}: {phase.partition(' ')[0]}", sum(cost[unit] for unit in mine)
         try:
             with Progress(label, total, self._progress) as progress:
-                for unit, done in in_threads(work, ahead.through(mine), self.threads):
+                for unit, done in in_queues(work, ahead.through(mine), self._queue_of, self._queues):
                     writer.put(unit, done)
                     progress.add(cost[unit])
         finally:

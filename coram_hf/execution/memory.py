@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TypeVar
 
+import torch
 from tqdm.auto import tqdm
 
 from coram_hf.amplitude import Wanted
 from coram_hf.execution.protocol import Sink
 from coram_hf.execution.survey import Survey
-from coram_hf.execution.tasks import Task, in_threads, thread_count
+from coram_hf.execution.tasks import Task, here, in_queues, in_threads, queues, thread_count
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, measure
 
@@ -19,13 +20,13 @@ Result = TypeVar("Result")
 
 
 class MemoryRunner:
-    """Merges models in memory, several parameters at a time; exact norms are measured before."""
+    """Merges into a model, several parameters at a time on each device; exact norms are measured before."""
 
     measures = False
 
     def __init__(self, inputs: Inputs, label: str, progress: bool = True) -> None:
         self._inputs, self._label, self._progress = inputs, label, progress
-        self._threads = thread_count(inputs.device)
+        self._queues = queues(inputs)
 
     def norms(self, wanted: Wanted = "exact") -> Survey:
         """The norms of every floating-point tensor; raises for NaN and infinity, naming model and tensor."""
@@ -38,7 +39,8 @@ class MemoryRunner:
         def look(name: str) -> Record:
             return measure(inputs.parameter(name), Record(), experts)
 
-        return Survey.of(dict(in_threads(look, inputs.floating, self._threads)), inputs)
+        count = thread_count(torch.device("cpu"))
+        return Survey.of(dict(in_threads(look, inputs.floating, count)), inputs)
 
     def each(
         self, phase: str, names: Sequence[str], task: Task, sink: Sink | None = None
@@ -46,7 +48,7 @@ class MemoryRunner:
         """Run a task on every named parameter, with a progress bar."""
 
         def work(name: str) -> Record:
-            return task(self._inputs.parameter(name), None if sink is None else sink.place(name))
+            return task(here(self._inputs, name), None if sink is None else sink.place(name))
 
         return self.map(phase.partition(" ")[0], names, work)
 
@@ -55,11 +57,11 @@ class MemoryRunner:
         return self.map(phase, names, lambda name: task(self._inputs.parameter(name), sink.keep(name)))
 
     def map(self, what: str, names: Sequence[str], work: Callable[[str], Result]) -> dict[str, Result]:
-        """work(name) by name, in the order of the names."""
+        """work(name) by name, in the order of the names; each is done in the queue of its device."""
         bar = partial(tqdm, desc=f"{self._label}: {what}", disable=not self._progress)
         found = {}
         with bar(total=len(names)) as progress:
-            for name, result in in_threads(work, names, self._threads):
+            for name, result in in_queues(work, names, self._inputs.device_of, self._queues):
                 found[name] = result
                 progress.update()
         return {name: found[name] for name in names}

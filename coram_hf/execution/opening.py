@@ -1,12 +1,16 @@
-"""Open inputs for the device of this process."""
+"""Open inputs for the devices of this process."""
 
 from __future__ import annotations
 
+import time
+
 from coram_hf.execution.device import compute_device
+from coram_hf.execution.placing import with_placement
 from coram_hf.execution.processes import Processes
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
 from coram_hf.inputs.options import MergeOptions, check_options
+from coram_hf.methods.entry import Choice
 
 
 def open_here(
@@ -17,9 +21,19 @@ def open_here(
     *,
     need_targets: bool = True,
 ) -> Inputs:
-    """Open base and experts, with the option `device` resolved for this process."""
+    """Open base and experts, with the options of device and placement resolved for this process."""
     check_options(options)
     device = compute_device(options.get("device"), Processes.find().local_rank)
-    return open_inputs(
+    inputs = open_inputs(
         base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
     )
+    return with_placement(inputs, options)
+
+
+def open_timed(
+    base: ModelSource, experts: ModelSources, choice: Choice, options: MergeOptions
+) -> tuple[Inputs, float]:
+    """The inputs of a merge by a chosen method, and how many seconds it took to open them."""
+    started = time.perf_counter()
+    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+    return inputs, time.perf_counter() - started

@@ -14,7 +14,7 @@ logger = logging.getLogger("coram_hf")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process, number `rank` of `count`; `torchrun` starts several, otherwise there is one."""
+    """This process, number `rank` of `count`; a launcher starts several, otherwise there is one."""
 
     rank: int = 0
     count: int = 1
@@ -26,8 +26,9 @@ class Processes:
         if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
             if any(key.startswith("ACCELERATE_") for key in os.environ):
                 logger.warning(
-                    "accelerate launch started one process (on CPU it never starts more); "
-                    "`torchrun --nproc_per_node K -m coram_hf merge ...` starts several"
+                    "accelerate launch started one process; to start several, also on CPU, use "
+                    "`accelerate launch --multi_gpu --num_processes K -m coram_hf merge ...`, or "
+                    "`torchrun --nproc_per_node K -m coram_hf merge ...`"
                 )
             return cls()
         from accelerate import PartialState

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coram_hf.amplitude import UpdateNorms
+from coram_hf.config import Factors
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, norms
 
@@ -33,6 +34,19 @@ class Survey:
     def measured(self) -> UpdateNorms:
         """The norms behind D and c_RMS: the targets', or those of all tensors if there are no targets."""
         return self.targets if self.has_targets else self.outside
+
+    def with_factors(self, factors: Factors | None, inputs: Inputs) -> Survey:
+        """This survey with the norms of the targets' updates as the given factors rescale them."""
+        if factors is None:
+            return self
+        scaled = [
+            [f * f * square for f, square in zip(inputs.factors(factors, name), record.updates, strict=True)]
+            for name, record in self.tensors.items()
+            if name in inputs.targets
+        ]
+        sums = [math.fsum(column) for column in zip(*scaled, strict=True)]
+        rescaled = dict(zip(self.targets.updates, sums or [0.0] * len(inputs.experts), strict=True))
+        return replace(self, targets=replace(self.targets, rescaled=rescaled))
 
     def outside_share(self) -> dict[str, float]:
         """Per expert, |update outside the targets| / |whole update|."""

@@ -1,12 +1,14 @@
-"""Tasks: what is done with one parameter, and several of them at a time, each in a thread of its own.
+"""Tasks: what is done with one parameter, and several of them at a time, with a queue for each device.
 
 The small algebra of a slice cannot use more than one core. Up to `LARGEST_COUNT` cores, every thread computes
-on one, so the bits of a merge do not depend on their number.
+on one, so the bits of a merge do not depend on their number. Every parameter is merged on one device, whole,
+so they do not depend on the number of accelerators of a kind either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -14,6 +16,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from coram_hf.execution.device import to_device
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.protocol import How, Work
 from coram_hf.methods.record import Record, check_finite, measure
@@ -27,6 +30,7 @@ Task = Callable[[Parameter, Place | None], Record]
 """Merges one parameter into its place; without a place it is only measured."""
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
@@ -77,12 +81,17 @@ def merge_task(
     return task
 
 
+def here(inputs: Inputs, name: str) -> Parameter:
+    """A parameter, under any of its names, on the device where it is merged."""
+    return to_device(inputs.parameter(inputs.base.tied.get(name, name)), inputs.device_of(name))
+
+
 def merge_unit(unit: Unit, inputs: Inputs, merged: Collection[str], task: Task, sink: WholeSink) -> Done:
     """Merge the named parameters of a unit; the others stay as in the base, and are measured."""
     records: list[Record] = []
     outputs: dict[str, Output] = {}
     for name in unit:
-        parameter = inputs.parameter(inputs.base.tied.get(name, name))
+        parameter = here(inputs, name)
         if parameter.name in merged:
             place = sink.place(name)
             outputs[name] = place.out
@@ -94,33 +103,69 @@ def merge_unit(unit: Unit, inputs: Inputs, merged: Collection[str], task: Task, 
     return Done(records, outputs)
 
 
-def thread_count(device: torch.device | None) -> int:
+def queues(inputs: Inputs) -> dict[torch.device, int]:
+    """How many parameters to merge at a time on each device of a merge."""
+    return {device: thread_count(device) for device in inputs.devices}
+
+
+def thread_count(device: torch.device) -> int:
     """How many parameters to merge at a time: one per CPU core; one on an accelerator."""
-    on_cpu = device is None or device.type == "cpu"
-    return min(LARGEST_COUNT, torch.get_num_threads()) if on_cpu else 1
+    return min(LARGEST_COUNT, torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], count: int
 ) -> Iterator[tuple[Item, Result]]:
     """Yield (item, work(item)) as they finish, `count` at a time; the first error stops the work."""
+    return in_queues(work, items, lambda item: None, {None: count})
+
+
+def in_queues(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    queue_of: Callable[[Item], Key],
+    counts: Mapping[Key, int],
+) -> Iterator[tuple[Item, Result]]:
+    """Yield (item, work(item)) as they finish, with `counts[queue]` threads for the items of each queue.
+
+    An item is taken once any queue has room; those of full queues wait. The first error stops the work.
+    """
     threads = torch.get_num_threads()
-    share = max(1, threads // count)
-    pool = ThreadPoolExecutor(count, "merge", lambda: torch.set_num_threads(share))
-    running: dict[Future[Result], Item] = {}
+    share = max(1, threads // max(1, sum(counts.values())))
+    pools = {
+        key: ThreadPoolExecutor(count, "merge", lambda: torch.set_num_threads(share))
+        for key, count in counts.items()
+    }
+    waiting: dict[Key, deque[Item]] = {key: deque() for key in counts}
+    busy = dict.fromkeys(counts, 0)
+    running: dict[Future[Result], tuple[Key, Item]] = {}
+
+    def start() -> bool:
+        """Start what can be started, and tell whether any queue has room for more."""
+        for key, count in counts.items():
+            while waiting[key] and busy[key] < count:
+                item = waiting[key].popleft()
+                running[pools[key].submit(work, item)] = key, item
+                busy[key] += 1
+        return any(busy[key] < count for key, count in counts.items())
+
+    def finished() -> Iterator[tuple[Item, Result]]:
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            key, item = running.pop(future)
+            busy[key] -= 1
+            yield item, future.result()
+
     try:
         with threadpool_limits(share, user_api="blas"):
             for item in items:
-                while len(running) >= count:
-                    yield from _finished(running)
-                running[pool.submit(work, item)] = item
+                waiting[queue_of(item)].append(item)
+                while not start():
+                    yield from finished()
             while running:
-                yield from _finished(running)
+                yield from finished()
+                start()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for pool in pools.values():
+            pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
-
-
-def _finished(running: dict[Future[Result], Item]) -> list[tuple[Item, Result]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    return [(running.pop(future), future.result()) for future in done]

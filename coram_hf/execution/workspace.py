@@ -13,7 +13,7 @@ from typing import Any
 
 from coram_hf.errors import CoramError
 from coram_hf.execution.journal import Journal
-from coram_hf.outputs.files import sync_path, write_whole
+from coram_hf.outputs.files import put_in_place, replaced_folder, write_whole
 
 STATE, JOURNAL = "state.json", "journal"
 logger = logging.getLogger("coram_hf")
@@ -109,24 +109,12 @@ class Workspace:
         self._journal.close()
         if self.target.exists() and not overwrite:
             raise FileExistsError(f"{self.target} was created during the merge; move or delete it")
-        for path in self.files.rglob("*"):
-            if path.is_file():
-                sync_path(path)
-        sync_path(self.files)
-        if self.target.exists():
-            shutil.rmtree(self._replaced, ignore_errors=True)
-            os.replace(self.target, self._replaced)
-        os.replace(self.files, self.target)
-        sync_path(self.target.parent)
+        put_in_place(self.files, self.target)
         self.clean()
-
-    @property
-    def _replaced(self) -> Path:
-        return self.target.parent / f".{self.target.name}.replaced"
 
     def clean(self) -> None:
         """Remove everything but the target, state last, so that a kill in between is recognised."""
-        for folder in (self._replaced, self.files, self.kept):
+        for folder in (replaced_folder(self.target), self.files, self.kept):
             shutil.rmtree(folder, ignore_errors=True)
         for path in self.folder.glob(f"{JOURNAL}-*"):
             path.unlink()

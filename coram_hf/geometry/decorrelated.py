@@ -79,13 +79,32 @@ def decorrelate_factors(
 ) -> Decorrelated:
     """Decorrelate updates B_i A_i of low rank as cores between orthonormal bases of all B's and all A's."""
     W0 = _loaded(base, config, device)
+    frame, cores, changed = _decorrelated_cores(low_rank, config, W0)
+    measured = _measured(_shared(cores), changed, factors)
+    made = [left @ right for left, right in (_between(frame, core) for core in changed)]
+    return _assembled(W0, measured, made, factors)
+
+
+def decorrelated_factors(
+    base: Tensor, low_rank: Sequence[Factors], config: CoramConfig, device: torch.device | None = None
+) -> list[Factors]:
+    """tau~_i of updates B_i A_i of low rank, again as factors; as they are without decorrelation."""
+    if config.decorrelate is None:
+        return list(low_rank)
+    frame, _, changed = _decorrelated_cores(low_rank, config, _loaded(base, config, device))
+    return [_between(frame, core) for core in changed]
+
+
+def _decorrelated_cores(
+    low_rank: Sequence[Factors], config: CoramConfig, W0: Tensor
+) -> tuple[Factors, list[Tensor], list[Tensor]]:
+    """Orthonormal bases of all B's and of all A's, and the cores between them before and after."""
     lefts, rights = [B.detach().to(W0) for B, _ in low_rank], [A.detach().to(W0).mT for _, A in low_rank]
     (Q, R), (P, T) = torch.linalg.qr(torch.cat(lefts, 1)), torch.linalg.qr(torch.cat(rights, 1))
     ranks = [left.shape[1] for left in lefts]
     cores = [r @ t.mT for r, t in zip(R.split(ranks, 1), T.split(ranks, 1), strict=True)]
-    changed = decorrelated(cores, _how(config), default_rank(base.shape[0], base.shape[1], len(low_rank)))
-    measured = _measured(_shared(cores), changed, factors)
-    return _assembled(W0, measured, [_between(Q, core, P) for core in changed], factors)
+    rank = default_rank(W0.shape[0], W0.shape[1], len(low_rank))
+    return (Q, P), cores, decorrelated(cores, _how(config), rank)
 
 
 def _loaded(base: Tensor, config: CoramConfig, device: torch.device | None) -> Tensor:
@@ -110,11 +129,11 @@ def _assembled(
     return Decorrelated(list(updates), measured)
 
 
-def _between(Q: Tensor, core: Tensor, P: Tensor) -> Tensor:
-    """Q core P^T, multiplied out through the rank of the core."""
-    U, S, Vh = torch.linalg.svd(core, full_matrices=False)
+def _between(frame: Factors, core: Tensor) -> Factors:
+    """Q core P^T as factors of the rank of the core."""
+    (Q, P), (U, S, Vh) = frame, torch.linalg.svd(core, full_matrices=False)
     rank = int((S > torch.finfo(S.dtype).eps * float(S[0])).sum()) if len(S) else 0
-    return (Q @ (U[:, :rank] * S[:rank])) @ (Vh[:rank] @ P.mT)
+    return Q @ (U[:, :rank] * S[:rank]), Vh[:rank] @ P.mT
 
 
 def _shared(updates: Sequence[Tensor]) -> Tensor:

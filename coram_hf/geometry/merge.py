@@ -48,6 +48,11 @@ class MergedRows(NamedTuple):
 def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | None = None) -> Tensor:
     """W_merge of one matrix (d_out x d_in) before amplification; float64 for float64 input, else float32."""
     config = config or CoramConfig()
+    if config.factors is not None:
+        raise CoramError(
+            "factors belong to whole models; scale the experts yourself and pass factors=None, or use "
+            "CoramMerger"
+        )
     if config.balance is not None:
         raise CoramError(
             "balance needs the update norms of the whole model; use CoramMerger, "

@@ -17,8 +17,20 @@ from coram_hf.report import MergeReport
 
 
 def load_code(report: MergeReport) -> str:
-    """Python that loads the merged model."""
+    """Python that loads the merged model, or the base with the merged adapter."""
     name = report.model_class or "AutoModel"
+    if report.adapter:
+        source, _, commit = _sources(report)[0].partition("@")
+        base = f"{source!r}, revision={commit!r}" if commit else repr(source)
+        return "\n".join(
+            [
+                "from peft import PeftModel",
+                f"from transformers import {name}",
+                "",
+                f"base = {name}.from_pretrained({base})",
+                'model = PeftModel.from_pretrained(base, "this/repository")',
+            ]
+        )
     return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this/repository")'
 
 
@@ -28,6 +40,13 @@ def python_code(report: MergeReport) -> str:
     lines = [f"    {name!r}: {source!r}," for name, source in experts.items()]
     options = "".join(f", {key}={value!r}" for key, value in _options(report).items())
     entry = entry_of(report)
+    if report.adapter:
+        given = {k: v for k, v in report.config.items() if v is not None and v != _default(entry, k)}
+        words = "".join(f", {key}={value!r}" for key, value in given.items())
+        head = "from coram_hf.baselines import open_merger"
+        made = f"merger = open_merger({base!r}, experts, {report.method!r}{words}{options})"
+        kept = ", ".join(["'merged'", *(f"{key}={value!r}" for key, value in _rank(report).items())])
+        return "\n".join([head, "", "experts = {", *lines, "}", made, f"merger.merge_adapter_to({kept})"])
     head, *statements = entry.python(f"{base!r}, experts", options, report.line, report.config)
     return "\n".join([head, "", "experts = {", *lines, "}", *statements])
 
@@ -39,7 +58,20 @@ def command_line(report: MergeReport) -> str:
     words += entry_of(report).words(report.line, report.config)
     for key, value in _options(report).items():
         words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return shlex.join([*words, "-o", "merged"])
+    if not report.adapter:
+        return shlex.join([*words, "-o", "merged"])
+    kept = [word for key, value in _rank(report).items() for word in (f"--{key}", str(value))]
+    return shlex.join([*words, "--adapter-out", "merged", *kept])
+
+
+def _rank(report: MergeReport) -> dict[str, Any]:
+    """The requested rank or energy of a LoRA adapter."""
+    asked = {key: report.adapter.get(key) for key in ("rank", "energy")}
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def _default(entry: Entry, name: str) -> Any:
+    return entry.options[name].default if name in entry.options else None
 
 
 def entry_of(report: MergeReport) -> Entry:

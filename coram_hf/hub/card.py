@@ -13,23 +13,29 @@ from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from coram_hf.hub.again import command_line, entry_of, load_code, python_code
-from coram_hf.hub.license import strictest
+from coram_hf.hub.calibration import calibration_text
+from coram_hf.hub.metadata import card_metadata, is_hub_source, licenses_of
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.text import fenced, inline, number
-from coram_hf.inputs.parent_card import HUB_ID
+from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
+from coram_hf.report.adapter import worst_matrices
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
-from coram_hf.report.figures import FIGURE, draw_updates
+from coram_hf.report.figures import FIGURE, draw_calibration, draw_updates
+from coram_hf.report.kinds import kind_table
 from coram_hf.report.merge_report import DECORRELATION, file_hashes
 from coram_hf.report.tables import markdown as table
 
+CARD = "README.md"
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
 TEMPLATES = Path(__file__).parent
 CHOICE = {
     "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
     "kappa": "lambda = kappa * scale, with a given kappa",
     "amplitude": "lambda = a * c_RMS, with a given amplitude a",
-    "given": "lambda was set by hand; kappa was not used",
+    "given": "lambda was set by hand",
+    "calibrated": "lambda, and factors if any, were found from a few unlabelled prompts",
 }
 COUNTS = {
     "targets": "target tensors, merged by the method",
@@ -40,22 +46,13 @@ COUNTS = {
     "svd_fallbacks": "slices too badly conditioned for the fast kernel, merged by SVD",
     "frameless": "slices without a frame, merged by the mean",
 }
-PIPELINES = {
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForImageClassification": "image-classification",
-    "ForSpeechSeq2Seq": "automatic-speech-recognition",
-    "WhisperForConditionalGeneration": "automatic-speech-recognition",
-    "ForConditionalGeneration": "text-generation",
-}
-SEEING = ("VL", "Llava", "Gemma3", "Idefics", "PaliGemma", "Mllama", "Blip", "Vision", "InternVL", "Pixtral")
-"""Parts of the class names of models that read images and generate text."""
-CITATION = """@misc{coram,
-  title = {CORAM: Coherent Orthogonal Rotation for Model Merging}
+WORST = 10
+"""The number of matrices of an adapter whose error the card shows."""
+CITATION = """@misc{sui2026coram,
+  title = {{CORAM}: Coherent Orthogonal Rotation for Model Merging},
+  author = {Sui, Xinyi and Liu, Ziran and Ling, Nam and Wang, Wei and Jiang, Wei},
+  year = {2026},
+  note = {Preprint}
 }"""
 
 
@@ -65,7 +62,7 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
         _environment()
         .get_template("card_template.md")
         .render(
-            card_data=_metadata(report, card_data).to_yaml().strip(),
+            card_data=card_metadata(report, card_data).to_yaml().strip(),
             title=_title(report),
             section=_section(report),
         )
@@ -78,8 +75,10 @@ def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData |
     with ThreadPoolExecutor(1) as pool:
         hashes = pool.submit(file_hashes, folder, keep_cached=False)
         draw_updates(report, folder)
+        if report.calibration:
+            draw_calibration(Calibration.from_dict(report.calibration), folder)
         complete = replace(report, files=hashes.result())
-    edited = edited_card(folder / "README.md", folder)
+    edited = edited_card(folder / CARD, folder)
     if EvalResults.load(folder, complete.files) is None:
         (folder / EVAL_NAME).unlink(missing_ok=True)
     complete.save(folder)
@@ -101,7 +100,7 @@ def renew_card(text: str, report: MergeReport, folder: Path) -> None:
 
 def _write(text: str, report: MergeReport, folder: Path) -> None:
     whole = with_results(text, EvalResults.load(folder, report.files))
-    (folder / "README.md").write_text(whole, encoding="utf-8", errors="replace")
+    write_whole(folder / CARD, whole)
 
 
 def edited_card(path: Path, folder: Path) -> str:
@@ -139,42 +138,10 @@ def _environment() -> Environment:
     )
 
 
-def _metadata(report: MergeReport, given: ModelCardData | None) -> ModelCardData:
-    licenses = _licenses(report)
-    license_name = strictest(licenses)
-    fields: dict[str, Any] = {
-        "base_model": _hub_ids(report) or None,
-        "base_model_relation": "merge",
-        "library_name": "transformers",
-        "pipeline_tag": pipeline_tag(report.model_class),
-        "tags": list(dict.fromkeys(["merge", "model-merging", report.method, "coram"])),
-        "license": license_name,
-        "license_name": "see-parents" if license_name == "other" else None,
-        "language": _together(report, "language"),
-        "datasets": _together(report, "datasets"),
-    }
-    if given is not None:
-        own = given.to_dict()
-        if "model-index" in own:
-            fields["model_name"], fields["eval_results"] = given.model_name, given.eval_results
-            del own["model-index"]
-        own["tags"] = list(dict.fromkeys([*fields["tags"], *own.get("tags", [])]))
-        fields |= own
-    return ModelCardData(**{key: value for key, value in fields.items() if value is not None})
-
-
-def pipeline_tag(model_class: str) -> str:
-    """The Hub's pipeline tag for a model of this class."""
-    if model_class.endswith("ForConditionalGeneration") and any(word in model_class for word in SEEING):
-        return "image-text-to-text"
-    matching = [ending for ending in PIPELINES if model_class.endswith(ending)]
-    return PIPELINES[max(matching, key=len)] if matching else "feature-extraction"
-
-
 def _title(report: MergeReport) -> str:
     names = [inline(name) for name in report.relative_updates]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"A merge of {shown}"
+    return f"A merge of {shown}" + (f", as {_adapter_type(report)} adapter" if report.adapter else "")
 
 
 def _section(report: MergeReport) -> str:
@@ -185,10 +152,12 @@ def _section(report: MergeReport) -> str:
             intro=_intro(report),
             amplitude=table(["", ""], _amplitude(report)),
             figure=FIGURE.as_posix(),
+            calibration=calibration_text(report),
             parents=_parents(report),
             licenses=_license_list(report),
+            adapter=_adapter(report),
             counts=table(["", ""], _counts(report)),
-            retention=_retention(report),
+            kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
             options=table(["option", "value"], [(inline(k), inline(v)) for k, v in report.config.items()]),
             load=fenced(load_code(report), "python"),
@@ -204,8 +173,10 @@ def _section(report: MergeReport) -> str:
 def _intro(report: MergeReport) -> str:
     how = inline(entry_of(report).title)
     count = f"{report.n_experts} experts" if report.n_experts > 1 else "One expert"
+    data = "calibrated on unlabelled prompts, " if report.calibration else ""
     return (
-        f"{count} of one base, merged with {how} by coram_hf, without evaluation data and without training."
+        f"{count} of one base, merged with {how} by coram_hf, {data}without evaluation data and without "
+        "training."
     )
 
 
@@ -216,12 +187,22 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
     if report.lam is None:
         rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
     else:
-        rows += [("kappa", number(report.kappa))] if report.kappa is not None else []
+        used = "kappa, not used" if report.lam_source in ("given", "calibrated") else "kappa"
+        scale = "c_RMS" if report.by_contraction else "sqrt(N)"
+        rows += [(used, number(report.kappa))] if report.kappa is not None else []
         rows.append(("lambda", number(report.lam)))
-        rows.append(("chosen", CHOICE.get(report.lam_source or "", inline(report.lam_source))))
+        rows.append((f"effective kappa, lambda / {scale}", number(report.effective_kappa)))
+        rows.append(("chosen", _choice(report)))
     rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
     rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))
     return [*rows, *((DECORRELATION[key], number(value)) for key, value in report.decorrelation.items())]
+
+
+def _choice(report: MergeReport) -> str:
+    """How lambda came about, in words."""
+    words = CHOICE.get(report.lam_source or "", inline(report.lam_source))
+    step = report.config.get("lambda_step") if report.lam_source in ("rule", "kappa") else None
+    return words.replace("scale,", f"scale, rounded to a multiple of {step:g},", 1) if step else words
 
 
 def _parents(report: MergeReport) -> str:
@@ -245,16 +226,34 @@ def _source(found: Mapping[str, Any]) -> str:
     return inline(source) if is_hub_source(found) else f"a folder called {inline(Path(source).name)}"
 
 
-def is_hub_source(found: Mapping[str, Any]) -> bool:
-    """Whether a source is a repository on the Hub, or a folder in one."""
-    repository = str(found.get("source") or "").partition(":")[0]
-    known = found.get("hub") or found.get("commit") is not None
-    return bool(known) and HUB_ID.fullmatch(repository) is not None
+def _adapter_type(report: MergeReport) -> str:
+    kind = str(report.adapter["type"])
+    return {"LORA": "a LoRA", "OFT": "an OFT"}.get(kind, f"a {inline(kind)}")
 
 
-def _hub_ids(report: MergeReport) -> list[str]:
-    found = [s for s in report.sources.values() if is_hub_source(s)]
-    return list(dict.fromkeys(str(source["source"]).partition(":")[0] for source in found))
+def _adapter(report: MergeReport) -> str:
+    """What the adapter stores: its ranks, its error, and the matrices that it stores least exactly."""
+    if not report.adapter:
+        return ""
+    if not report.adapter_errors:
+        return f"This is {_adapter_type(report)} adapter of the base: the merge itself, nothing is truncated."
+    ranks, wanted = report.adapter_ranks.values(), report.adapter
+    energy = f"{wanted['energy']} of the squared norm of each matrix"
+    rows = [
+        ("matrices", str(len(ranks))),
+        ("kept", f"rank {wanted['rank']}" if wanted["rank"] else energy),
+        ("ranks", f"{min(ranks)} to {max(ranks)}"),
+        ("relative error over all matrices", number(wanted["error"], 3)),
+    ]
+    worst = [(inline(n), str(rank), number(e, 3)) for n, rank, e in worst_matrices(report, WORST)]
+    return "\n\n".join(
+        [
+            f"This is {_adapter_type(report)} adapter of the base, by a truncated SVD of the merged update.",
+            table(["", ""], rows),
+            "The least exact matrices; [coram_report.json](coram_report.json) has all of them:",
+            table(["matrix", "rank", "relative error"], worst),
+        ]
+    )
 
 
 def _counts(report: MergeReport) -> list[tuple[str, str]]:
@@ -264,17 +263,14 @@ def _counts(report: MergeReport) -> list[tuple[str, str]]:
         for name, error in report.orthogonality_errors.items()
     ]
     rows.append(("worst condition number of a slice", number(report.worst_condition)))
-    rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
+    if not report.adapter:
+        rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
     return [*rows, ("share of the update norm that was left at the base", f"{report.left_at_base:.1%}")]
 
 
-def _retention(report: MergeReport) -> str:
-    groups = list(report.retention)
-    return table(groups or ["none"], [[number(report.retention[g], 3) for g in groups] or ["-"]])
-
-
-def _licenses(report: MergeReport) -> set[str]:
-    return {str(name) for found in report.sources.values() for name in found.get("license") or ()}
+def _kinds(report: MergeReport) -> str:
+    header, rows = kind_table(report.kinds, report.retention)[1:]
+    return table(header, [(inline(kind), *numbers) for kind, *numbers in rows])
 
 
 def _license_list(report: MergeReport) -> str:
@@ -284,14 +280,8 @@ def _license_list(report: MergeReport) -> str:
 
 
 def _warnings(report: MergeReport) -> list[str]:
-    licenses = sorted(_licenses(report))
+    licenses = sorted(licenses_of(report))
     unknown = [name or "base" for name, found in report.sources.items() if not found.get("license")]
     some = f"the licenses of {', '.join(unknown)} are not known" if licenses and unknown else ""
     mixed = f"the parents have different licenses ({', '.join(licenses)}); check that you may share the merge"
     return [*report.warnings, *([mixed] if len(licenses) > 1 else []), *([some] if some else [])]
-
-
-def _together(report: MergeReport, key: str) -> list[str] | None:
-    """The values of one key in the parents' cards, each once."""
-    values = [value for found in report.sources.values() for value in found.get(key) or ()]
-    return list(dict.fromkeys(values)) or None

@@ -10,14 +10,23 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
 from coram_hf.errors import CoramError
-from coram_hf.hub.card import edited_card, renew_card, write_card
+from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
+from coram_hf.hub.upload import ADAPTER_CONFIG, LARGE, Size, upload, without_local_base
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME
 from coram_hf.report.merge_report import REPORT_NAME, file_hashes
 
-CARD = "README.md"
-STALE = ["*.safetensors", "*.safetensors.index.json", "pytorch_model*", EVAL_NAME]
-"""Weights and scores of an earlier push, which must not remain beside the new ones."""
+PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
+STALE = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*",
+    "adapter_model*",
+    "config.json",
+    ADAPTER_CONFIG,
+    EVAL_NAME,
+]
+"""Weights, scores and kind of an earlier push, which must not remain beside the new ones."""
 
 ADVICE = {
     401: "log in with `hf auth login`, or set HF_TOKEN to a token with write access",
@@ -36,14 +45,19 @@ def push_folder(
     create_pr: bool = False,
     token: str | None = None,
     fresh: bool = False,
+    large: Size = LARGE,
 ) -> str:
-    """Upload a merged folder in one commit, and return the address of the commit or pull request.
+    """Upload a merged folder or adapter, and return the address of the commit or pull request.
 
-    The hashes in the folder's report are verified first. A card that was edited, here or on the Hub, keeps
-    everything but our marked section; `fresh` says that the local card has just been made, so that only edits
-    on the Hub count. Files that an interrupted push has already uploaded are not sent again.
+    The hashes in the folder's report are verified first. Everything is one commit, unless the folder is above
+    the size `large`: then the weights come first, in commits of at most that size. Files that an interrupted
+    push has already uploaded are not sent again. A card that was edited, here or on the Hub, keeps everything
+    but our marked section; `fresh` says that the local card has just been made, so that only edits on the Hub
+    count. If an adapter's config has a local path of its base, that is not published.
     """
     folder = Path(folder)
+    if create_pr and revision is not None:
+        raise CoramError("create_pr opens a pull request to the main branch; remove revision")
     report = check_whole(folder)
     api = HfApi(token=token)
     try:
@@ -51,15 +65,18 @@ def push_folder(
         if revision is not None and not create_pr:
             api.create_branch(repository, branch=revision, exist_ok=True)
         _renew_card(api, folder, repository, revision, report, fresh)
-        commit = api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            revision=revision,
-            commit_message=commit_message or f"Merge of {report.n_experts} experts with {report.line}",
-            create_pr=create_pr,
-            delete_patterns=_stale(api, repository, revision, folder),
-            ignore_patterns=[".*"],
-        )
+        with without_local_base(folder) as files:
+            return upload(
+                api,
+                files,
+                repository,
+                revision=revision,
+                message=commit_message or f"Merge of {report.n_experts} experts with {report.line}",
+                create_pr=create_pr,
+                stale=_stale(api, repository, revision, folder),
+                weights=list(report.files),
+                large=large,
+            )
     except HfHubHTTPError as error:
         raise CoramError(_explain(f"cannot push to {repo_id!r}", error, token)) from None
     except HFValidationError as error:
@@ -69,18 +86,18 @@ def push_folder(
     except Exception as error:  # connections fail in many ways; a second push resumes
         why = _hidden(f"{type(error).__name__}: {error}", token)
         raise CoramError(f"cannot push to {repo_id!r}: {why}; push again to resume") from None
-    return str(getattr(commit, "pr_url", None) or commit.commit_url)
 
 
 def check_whole(folder: Path) -> MergeReport:
-    """The report of a merged folder, after its weight files are verified."""
+    """The report of a merged folder or adapter, after its weight files are verified."""
     if not (folder / REPORT_NAME).is_file():
         raise CoramError(f"{folder} holds no {REPORT_NAME}: it is not a merge of coram_hf")
     report = MergeReport.load(folder)
     if not report.files:
         raise CoramError(f"{folder / REPORT_NAME} has no hashes of the weights; merge again")
-    if not (folder / "config.json").is_file():
-        raise CoramError(f"{folder} lacks config.json, so it is incomplete; merge again")
+    config = ADAPTER_CONFIG if report.adapter else "config.json"
+    if not (folder / config).is_file():
+        raise CoramError(f"{folder} lacks {config}, so it is incomplete; merge again")
     found = file_hashes(folder)
     for name, expected in report.files.items():
         if name not in found:

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.adapters import open_adapters, require_mergeable, shadow
 from coram_hf.inputs.files import pickle_refused
-from coram_hf.inputs.internals import KEY_PREFIX, parameter_mark, put
+from coram_hf.inputs.internals.adapters import KEY_PREFIX, parameter_mark
+from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.oft import is_legacy, open_legacy
 from coram_hf.inputs.weights import Weights
 
@@ -76,7 +77,7 @@ def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> Pe
         raise
     except Exception as error:  # PEFT fails in many ways on damaged or foreign files
         raise CoramError(f"{who}: {folder / CONFIG_NAME} is not a PEFT config ({reason(error)})") from error
-    skeleton = shadow(base.model)
+    skeleton = shadow(base.model, hooks=False)  # with hooks, PEFT would write files to offload it anew
     for name in base.overrides:
         like = base.original(name)
         put(skeleton, name, torch.zeros((), dtype=like.dtype).expand(like.shape))

@@ -18,30 +18,37 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
-from coram_hf.inputs.internals import (
+from coram_hf.inputs.internals.adapters import (
     forget_adapters,
     has_adapter,
     is_plain_lora,
     is_wrapper,
     lora_factors,
     oft_rotation,
-    put,
     rotation_blocks,
     trained_copy,
     tuner_layer,
     tuner_layers,
     wrapped,
 )
-from coram_hf.inputs.offloaded import is_offloaded
+from coram_hf.inputs.internals.hooks import device_hooks, without_hooks
+from coram_hf.inputs.internals.models import put
+from coram_hf.inputs.offloaded import loaded_copy, offloaded_tensors
 from coram_hf.inputs.oft import is_wide_oft, orthogonality_error, rotated_weight
 from coram_hf.inputs.weights import Make, MakeFactors, Weights
 
 
-def shadow(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules over the same storage: layers can be replaced, weights must not be written."""
+def shadow(model: PreTrainedModel, *, hooks: bool = True) -> PreTrainedModel:
+    """A copy of the modules over the same storage: layers can be replaced, weights must not be written.
+
+    The hooks of a model that accelerate has placed are shared with it, as they hold what it has offloaded, or
+    left out.
+    """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     memo |= {id(buffer): buffer for buffer in model.buffers()}
-    return copy.deepcopy(model, memo)
+    if not hooks:
+        return cast(PreTrainedModel, without_hooks(model, memo))
+    return copy.deepcopy(model, {**memo, **{id(hook): hook for hook in device_hooks(model)}})
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -77,8 +84,13 @@ def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> di
     `base` provides the weights that the model itself lacks.
     """
     inner = cast(PreTrainedModel, model.get_base_model())
-    if is_offloaded(inner):
-        raise CoramError(f"{who} is an adapter over an offloaded model; pass the adapter's folder instead")
+    held = offloaded_tensors(inner)
+    lost = [name for name, tensor in inner.named_parameters() if tensor.is_meta and name not in held]
+    if lost:
+        raise CoramError(
+            f"{who}: tensor {lost[0]!r} has no data, because PEFT put it on the disk with the module that it "
+            "adapts; pass the adapter's folder instead"
+        )
     plain = without_adapters(inner)
     experts = {}
     for adapter, config in model.peft_config.items():
@@ -115,7 +127,7 @@ def _innermost(module: nn.Module) -> nn.Module:
 def _original(module: nn.Module) -> nn.Module:
     """The module that PEFT wrapped, with merged adapters unmerged."""
     if any(layer.merged for layer in tuner_layers(module)):
-        module = _unmerged(copy.deepcopy(module))
+        module = _unmerged(loaded_copy(module))
     inner = wrapped(module)
     return module if inner is None else _original(inner)
 
@@ -133,16 +145,14 @@ def _overrides(model: nn.Module, adapter: str, absent: Mapping[str, Make]) -> It
     for name, module in adapted_modules(model):
         trained = trained_copy(module, adapter)
         if trained is not None:
+            held = offloaded_tensors(trained, name)
             for key, parameter in trained.named_parameters():
-                yield f"{name}.{key}", parameter.detach
+                yield f"{name}.{key}", held.get(key, parameter.detach)
         layer = tuner_layer(module)
         if layer is None or not has_adapter(layer, adapter):
             continue
         for key, _ in _original(layer).named_parameters():
-            if is_wide_oft(layer):
-                yield f"{name}.{key}", partial(rotated_weight, layer, adapter, key)
-            else:
-                yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, absent)
+            yield f"{name}.{key}", partial(_merged_parameter, layer, adapter, key, name, absent)
 
 
 def _merged_parameter(
@@ -150,11 +160,13 @@ def _merged_parameter(
 ) -> Tensor:
     """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
     with torch.no_grad():
-        clone = copy.deepcopy(layer)
+        clone = loaded_copy(layer)
         inner = _innermost(clone)
         for own, _ in list(inner.named_parameters()):
             if f"{name}.{own}" in absent:
                 put(inner, own, absent[f"{name}.{own}"]())
+        if is_wide_oft(clone):
+            return rotated_weight(clone, adapter, key)
         _unmerged(clone)
         wide = any(p.dtype == torch.float64 for p in clone.parameters())
         for part in tuner_layers(clone.double() if wide else clone.float()):
@@ -199,5 +211,7 @@ def _probe(who: str, config: PeftConfig, overrides: dict[str, Callable[[], Tenso
 def _orthogonality(model: nn.Module, adapter: str) -> float | None:
     """max |R^T R - I| over the rotations of an OFT adapter, as PEFT computes them; None for other methods."""
     rotations = (oft_rotation(layer, adapter) for _, layer in adapted_modules(model))
-    errors = [orthogonality_error(rotation_blocks(found)) for found in rotations if found is not None]
+    errors = [
+        orthogonality_error(rotation_blocks(loaded_copy(found))) for found in rotations if found is not None
+    ]
     return max(errors, default=None)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 import transformers
+from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.files import read_json, read_tensors, weight_files
-from coram_hf.inputs.internals import Conversion, custom_class, disk_names, put, without_initialization
+from coram_hf.inputs.internals.models import Conversion, custom_class, disk_names, put, without_initialization
 from coram_hf.inputs.quantized import dequantized, scheme
 from coram_hf.inputs.weights import Weights
 
@@ -59,6 +60,7 @@ def open_checkpoint(
         model,
         {name: found.make for name, found in stored.items() if len(found.pieces) > 1},
         load=load,
+        buffers=partial(_other_buffers, cls, model),
         files=source_files,
         pieces={name: found.pieces for name, found in stored.items()},
         warnings=warnings,
@@ -134,11 +136,25 @@ def _skeleton(
         raise CoramError(
             f"{who}: no {cls.__name__} can be built from {folder / 'config.json'} ({reason(error)})"
         ) from error
+    model.eval()
     model.name_or_path = str(folder)
     if model.can_generate() and (folder / "generation_config.json").is_file():
         read_json(folder / "generation_config.json")
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
+
+
+def _other_buffers(cls: type[PreTrainedModel], model: PreTrainedModel) -> dict[str, Tensor]:
+    """The buffers that are not in checkpoints, as `from_pretrained` computes them in the model's dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(model.dtype)
+    try:
+        with init_empty_weights(include_buffers=False), without_initialization():
+            built = cls(model.config)
+    finally:
+        torch.set_default_dtype(before)
+    stored = model.state_dict()
+    return {name: buffer for name, buffer in built.named_buffers() if name not in stored}
 
 
 def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[dict[str, Stored], list[str]]:

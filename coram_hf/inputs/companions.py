@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.inputs.internals import hub_commit
+from coram_hf.inputs.internals.models import hub_commit
 from coram_hf.inputs.weights import Weights
 
 TOKENIZER_FILES = (

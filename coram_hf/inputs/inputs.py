@@ -13,24 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.config import Factors, factors_in
 from coram_hf.inputs.files import fingerprint
+from coram_hf.inputs.groups import find_groups
+from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
+from coram_hf.inputs.placement import Placement
 from coram_hf.inputs.quantized import stored_quantized
 from coram_hf.inputs.vocabulary import Vocabulary
-from coram_hf.inputs.weights import Weights
-
-
-@dataclass(frozen=True)
-class Target:
-    """A parameter that holds one projection matrix, or a stack of them."""
-
-    name: str
-    transposed: bool = False
-
-    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Views of the parameter as (output neurons x inputs) matrices."""
-        rows = tensor.mT if self.transposed else tensor
-        return rows.unbind(0) if rows.ndim == 3 else (rows,)
+from coram_hf.inputs.weights import Target, Weights
 
 
 class Matrix(NamedTuple):
@@ -45,7 +36,10 @@ class Parameter:
     """One parameter of the base and of all experts, each computed at most once, on first use.
 
     target: the layout of its matrices, if it is merged geometrically.
+    device: where it is merged; methods move some rows or a matrix there at a time. None: where the base is.
     """
+
+    device: torch.device | None = None
 
     def __init__(self, inputs: Inputs, name: str) -> None:
         self.name = name
@@ -91,8 +85,9 @@ class Inputs:
     targets: the parameters that are merged geometrically; outside: all other floating-point tensors;
     frozen: the rest, which stay as in the base.
     tokenizer: that of the merged model, if it is not the one stored with the base.
-    dtype: that of the result, by default the base's; device: where matrices are merged, by default where they
-    are stored. told: options that the report repeats.
+    dtype: that of the result, by default the base's. device: where all matrices are merged, if it was given.
+    placement: of the base, and so of the result; None: a model that accelerate has not placed.
+    told: options that the report repeats.
     """
 
     base: Weights
@@ -105,6 +100,7 @@ class Inputs:
     warnings: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     device: torch.device | None = None
+    placement: Placement | None = None
     trust_remote_code: bool = False
     told: Mapping[str, Any] | None = None
 
@@ -112,6 +108,20 @@ class Inputs:
     def model(self) -> PreTrainedModel:
         """The model of the base."""
         return self.base.model
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """What every parameter is: attention, MLP, norm and so on; see `find_kinds`."""
+        return find_kinds(self.model)
+
+    @cached_property
+    def groups(self) -> dict[str, int]:
+        """The group of modules, an index of GROUPS, of every parameter inside a block."""
+        return find_groups(self.model, self.kinds)
+
+    def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
+        """Which of the given factors apply to a parameter, in expert order."""
+        return factors_in(factors, self.groups.get(name))
 
     @property
     def floating(self) -> tuple[str, ...]:
@@ -127,6 +137,21 @@ class Inputs:
     def original_format(self) -> bool:
         """Whether weights are saved in the layout of the base's checkpoint; not if that was quantised."""
         return stored_quantized(self.model) is None
+
+    def device_of(self, name: str) -> torch.device:
+        """Where a parameter is merged: as given, on the execution device of its module, or where it lies."""
+        if self.device is not None:
+            return self.device
+        first = self.base.tied.get(name, name)
+        if self.placement is not None:
+            return self.placement.execution(first)
+        lies = self.base.original(first).device
+        return torch.device("cpu") if lies.type == "meta" else lies
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All devices on which parameters are merged, in the order of the parameters."""
+        return list(dict.fromkeys(self.device_of(name) for name in self.base))
 
     def named(self) -> Iterator[tuple[str, Weights]]:
         """The base, under an empty name, and the experts."""
@@ -168,7 +193,7 @@ class Inputs:
             return None
         return {
             "dtype": str(self.dtype),
-            "device": str(self.device),
+            "devices": [str(device) for device in self.devices],
             "vocabulary": self._vocabulary_hash(),
             "files": {name: [fingerprint(path) for path in w.files] for name, w in self.named()},
         }

@@ -20,6 +20,7 @@ from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, fetch, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
+from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
 from coram_hf.inputs.targets import with_targets
 from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
@@ -102,6 +103,7 @@ def open_inputs(
         warnings=(*differences, *warnings),
         dtype=dtype,
         device=device,
+        placement=placed_as(origin),
         trust_remote_code=trust_remote_code,
         told=told,
     )

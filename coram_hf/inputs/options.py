@@ -1,7 +1,8 @@
-"""Options of a merge, whatever its method: vocabularies, tokenizers, dtype, trust, device, progress."""
+"""Options of a merge, whatever its method: vocabularies, tokenizers, dtype, devices, trust, progress."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
@@ -10,20 +11,40 @@ from coram_hf.config import Declared, PythonOnly, check_names, declared
 from coram_hf.errors import CoramError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from transformers import PreTrainedTokenizerBase
 
     Tokenizer = PreTrainedTokenizerBase
     Dtype = str | torch.dtype | None
     Device = str | torch.device | None
+    DeviceMap = str | int | torch.device | Mapping[str, str | int | torch.device] | None
+    MaxMemory = str | Mapping[int | str, int | str] | None
+    Folder = str | Path | None
 else:  # read at run time by the command line, which starts without torch
     Tokenizer = Any
-    Dtype = Device = str | None
+    Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
 
 Policy = Literal["base", "union", "error"]
 
 
-class MergeOptions(TypedDict, total=False):
+class PlacementOptions(TypedDict, total=False):
+    """Where accelerate keeps a merged model, in the words of `from_pretrained`."""
+
+    device_map: Annotated[
+        DeviceMap,
+        "Where accelerate keeps the merged model, and so on which device each matrix is merged: auto, "
+        "balanced, balanced_low_0, sequential, a device, or (in Python and recipes) a mapping from modules "
+        "to devices or disk; by default as the base. Merges into folders only use the devices.",
+    ]
+    max_memory: Annotated[
+        MaxMemory, "The most memory for the merged model by device, such as 0=20GiB,cpu=4GiB."
+    ]
+    offload_folder: Annotated[Folder, "Where the parts of merged models that are kept on the disk go."]
+
+
+class MergeOptions(PlacementOptions, total=False):
     """Keyword arguments of every merger."""
 
     vocabulary: Annotated[
@@ -37,7 +58,9 @@ class MergeOptions(TypedDict, total=False):
     ]
     dtype: Annotated[Dtype, "Dtype of the merged parameters; by default the base's."]
     device: Annotated[
-        Device, "Where the geometry runs: cpu, cuda, cuda:1, mps or auto; by default where the base is."
+        Device,
+        "Where all matrices are merged: cpu, cuda, cuda:1, mps or auto; by default on the devices that "
+        "compute with the base, or where it is.",
     ]
     trust_remote_code: Annotated[bool, "Load tokenizers and models with custom code, and copy that code."]
     allow_pickle: Annotated[bool, "Read pickled checkpoints, tensors only."]
@@ -62,6 +85,26 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name in ("vocabulary", "trust_remote_code", "allow_pickle", "progress"):
         if name in options:
             known[name].checked(options[name])
+
+
+def read_max_memory(given: Any) -> dict[int | str, int | str] | None:
+    """The most memory by device, from a mapping or from text such as 0=20GiB,cpu=4GiB."""
+    if given is None:
+        return None
+    pairs = [part.partition("=") for part in given.split(",")] if isinstance(given, str) else []
+    entries = {key.strip(): size.strip() for key, _, size in pairs} if pairs else given
+    if not isinstance(entries, Mapping) or not all(_is_size(size) for size in entries.values()):
+        raise CoramError(
+            "max_memory must be sizes by device, such as {0: '20GiB', 'cpu': '4GiB'} or 0=20GiB,cpu=4GiB; "
+            f"found {given!r}"
+        )
+    return {int(key) if str(key).isdigit() else key: size for key, size in entries.items()}
+
+
+def _is_size(value: object) -> bool:
+    if isinstance(value, str):
+        return re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B", value, re.IGNORECASE) is not None
+    return isinstance(value, int | float) and value >= 0
 
 
 def output_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

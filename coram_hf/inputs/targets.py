@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.inputs import Inputs, Target
+from coram_hf.inputs.weights import Target
+
+if TYPE_CHECKING:
+    from coram_hf.inputs.inputs import Inputs
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Attributes of modules and configs that give the number of experts of a mixture layer."""
@@ -51,7 +55,7 @@ def find_targets(
     """The target parameters of a model, in the order of its modules; tied parameters appear once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     selected = _block_modules(model) if target_modules is None else _matching(model, target_modules)
-    counts = _expert_counts(model.config.get_text_config())
+    counts = expert_counts(model.config.get_text_config())
     targets = {
         names[id(weight)]: Target(names[id(weight)], transposed)
         for module in selected
@@ -67,7 +71,7 @@ def find_targets(
     return tuple(targets.values())
 
 
-def _projections(module: nn.Module, expert_counts: set[int]) -> Iterator[tuple[Tensor, bool]]:
+def _projections(module: nn.Module, known: set[int]) -> Iterator[tuple[Tensor, bool]]:
     """The weight matrices that a module applies to its input, and whether they are stored transposed."""
     if isinstance(module, nn.Linear):
         yield module.weight, False
@@ -76,7 +80,7 @@ def _projections(module: nn.Module, expert_counts: set[int]) -> Iterator[tuple[T
     elif isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
         yield module.in_proj_weight, False
     elif not isinstance(module, CONVOLUTIONS):
-        counts = expert_counts | _expert_counts(module)
+        counts = known | expert_counts(module)
         stacks = {
             name: parameter
             for name, parameter in module.named_parameters(recurse=False)
@@ -86,7 +90,7 @@ def _projections(module: nn.Module, expert_counts: set[int]) -> Iterator[tuple[T
         yield from ((stack, transposed) for stack in stacks.values())
 
 
-def _expert_counts(holder: object) -> set[int]:
+def expert_counts(holder: object) -> set[int]:
     """The numbers of experts that a config or a module declares."""
     found = {getattr(holder, key, None) for key in EXPERT_COUNTS}
     return {count for count in found if isinstance(count, int) and not isinstance(count, bool)}
@@ -111,21 +115,21 @@ def _stored_by_input(module: nn.Module, stacks: dict[str, nn.Parameter]) -> bool
 def _block_modules(model: PreTrainedModel) -> Iterator[nn.Module]:
     """Modules inside the repeated blocks of the language model, except the gates of mixtures."""
     modules = dict(model.named_modules())
-    blocks = tuple(f"{name}." for name, module in modules.items() if _is_block_list(module))
-    within = _language_part(model, modules)
+    blocks = tuple(f"{name}." for name, module in modules.items() if is_block_list(module))
+    within = language_part(model, modules)
     for name, module in modules.items():
         if name.startswith(blocks) and within(name) and not _is_gate(name, modules):
             yield module
 
 
-def _is_block_list(module: nn.Module) -> bool:
+def is_block_list(module: nn.Module) -> bool:
     """Whether a module is a list of blocks with several linear maps each, not of single maps."""
     return isinstance(module, nn.ModuleList) and any(
         sum(p.ndim >= 2 for p in item.parameters()) > 1 and not isinstance(item, nn.Linear) for item in module
     )
 
 
-def _language_part(model: PreTrainedModel, modules: dict[str, nn.Module]) -> Callable[[str], bool]:
+def language_part(model: PreTrainedModel, modules: dict[str, nn.Module]) -> Callable[[str], bool]:
     """A function that tells by name whether a module belongs to the language model.
 
     That is the submodule `language_model` or, in a model that generates from other modalities too, the
@@ -153,7 +157,7 @@ def _root_of_embedding(model: PreTrainedModel, modules: dict[str, nn.Module]) ->
     name = next(name for name, module in modules.items() if module is embedding)
     while name:
         name = name.rpartition(".")[0]
-        if any(_is_block_list(module) for module in modules[name].modules()):
+        if any(is_block_list(module) for module in modules[name].modules()):
             break
     return name
 

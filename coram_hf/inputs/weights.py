@@ -6,6 +6,7 @@ import copy
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,12 +15,25 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.inputs.internals import hub_commit
-from coram_hf.inputs.offloaded import is_offloaded, materialized, offloaded_tensors
+from coram_hf.inputs.internals.models import hub_commit
+from coram_hf.inputs.offloaded import offloaded_tensors, tied_names
 
 Make = Callable[[], Tensor]
 MakeFactors = Callable[[], tuple[Tensor, Tensor]]
 """Makes B (outputs x r) and A (r x inputs) of an update B A of low rank."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter that holds one projection matrix, or a stack of them."""
+
+    name: str
+    transposed: bool = False
+
+    def matrices(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Views of the parameter as (output neurons x inputs) matrices."""
+        rows = tensor.mT if self.transposed else tensor
+        return rows.unbind(0) if rows.ndim == 3 else (rows,)
 
 
 class Weights(Mapping[str, Tensor]):
@@ -28,7 +42,7 @@ class Weights(Mapping[str, Tensor]):
     tied: maps the other names of tied parameters to their first; lookup accepts all names.
     overrides: parameters computed on demand: by an adapter, from several tensors on disk, or from where
     accelerate has offloaded them.
-    load: loads the model into memory, if its weights are on disk.
+    load: loads the model into memory, if its weights are on disk; buffers: computes its other buffers.
     location, commit: the folder or Hub repository of the weights, and the commit there, if known;
     folder: its local folder, if the weights were opened from one.
     files: the files that are read. pieces: the memory maps behind each parameter.
@@ -43,6 +57,7 @@ class Weights(Mapping[str, Tensor]):
         overrides: Mapping[str, Make] | None = None,
         *,
         load: Callable[[], PreTrainedModel] | None = None,
+        buffers: Callable[[], dict[str, Tensor]] | None = None,
         files: Sequence[Path] = (),
         pieces: Mapping[str, list[Tensor]] | None = None,
         warnings: Sequence[str] = (),
@@ -61,14 +76,13 @@ class Weights(Mapping[str, Tensor]):
         self.location: str | None = model.name_or_path or None
         self.commit: str | None = hub_commit(model)
         self.folder: Path | None = None
-        first = {id(parameter): name for name, parameter in model.named_parameters()}
-        every = dict(model.named_parameters(remove_duplicate=False))
-        buffers = {k: v for k, v in model.state_dict().items() if k not in every}
-        self._tensors: dict[str, Tensor] = {k: p.detach() for k, p in model.named_parameters()} | buffers
-        self.tied = {k: first[id(p)] for k, p in every.items() if first[id(p)] != k}
+        self.tied = tied_names(model)
+        parameters = {k: p.detach() for k, p in model.named_parameters() if k not in self.tied}
+        stored = {k: v for k, v in model.state_dict().items() if k not in {*parameters, *self.tied}}
+        self._tensors: dict[str, Tensor] = parameters | stored
         self.overrides = {**offloaded_tensors(model), **(overrides or {})}
         self.class_name = type(model).__name__
-        self._load = load
+        self._load, self._buffers = load, buffers
         self._pieces = pieces or {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -94,7 +108,7 @@ class Weights(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def copy_model(self) -> PreTrainedModel:
-        """A new model in memory, with these weights."""
+        """A new model in memory, with these weights; for a model that accelerate has not placed."""
         if self._load is not None:
             model = self._load()
             state = model.state_dict(keep_vars=True)
@@ -102,9 +116,13 @@ class Weights(Mapping[str, Tensor]):
                 if state[name].dtype != tensor.dtype:
                     state[name].data = self[name].clone()
             return model
-        if is_offloaded(self.model):
-            return materialized(self.model, self)
         return copy.deepcopy(self.model)
+
+    def other_buffers(self) -> dict[str, Tensor]:
+        """The buffers that no checkpoint has, such as rotary frequencies, as the model was built with."""
+        if self._buffers is not None:
+            return self._buffers()
+        return {name: b for name, b in self.model.named_buffers() if name not in self._tensors}
 
     def prefetch(self, name: str) -> None:
         """Start reading a tensor from the disk, without waiting for it."""

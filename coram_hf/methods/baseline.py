@@ -181,7 +181,8 @@ def euclidean_blocks(
     """
     if by_rows:
         updates = make(parameter.base, parameter.experts, name=parameter.name)
-        parts = ((rows, merge(updates.part(rows))) for rows in row_blocks(parameter.base))
+        device = parameter.device
+        parts = ((rows, merge(updates.part(rows).on(device))) for rows in row_blocks(parameter.base))
     else:
         whole = _whole(parameter, make, merge)
         parts = ((rows, whole[rows]) for rows in row_blocks(parameter.base))
@@ -191,10 +192,13 @@ def euclidean_blocks(
 
 def _whole(parameter: Parameter, make: Callable[..., Updates], merge: Callable[[Updates], Tensor]) -> Tensor:
     """The update of all matrices of a parameter, in the rows of its stored layout."""
-    merged = [merge(make(base, experts, name=name)) for name, base, experts in parameter.matrices()]
+    merged = [
+        merge(make(base, experts, name=name).on(parameter.device))
+        for name, base, experts in parameter.matrices()
+    ]
     if parameter.target is None:
         return as_rows(merged[0])
-    update = parameter.base.new_empty(parameter.base.shape, dtype=merged[0].dtype)
+    update = merged[0].new_empty(parameter.base.shape)
     for out, part in zip(parameter.target.matrices(update), merged, strict=True):
         out.copy_(part)
     return as_rows(update)

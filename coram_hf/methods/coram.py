@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from coram_hf.amplitude import Strength
-from coram_hf.config import CoramConfig, Declared, check_names, options_of
+from coram_hf.config import CoramConfig, Declared, check_names, options_of, write_factors
 from coram_hf.errors import CoramError
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
@@ -47,18 +47,21 @@ class Coram:
         """Apply the geometry to targets, and the residual merge to other parameters."""
         config, residual = self.configuration, self.configuration.residual
         weights = config.expert_weights(len(inputs.experts))
-        make = partial(Updates, weights=weights, factors=tuple(factors))
+        given = config.expert_factors(len(inputs.experts))
+        balance = tuple(factors)
 
         def work(parameter: Parameter) -> Iterator[Block]:
+            factors = balance if given is None else inputs.factors(given, parameter.name)
             if parameter.target is not None and config.decorrelate is not None:
                 yield from decorrelated_blocks(parameter, inputs, config, factors, measured=measure)
             elif parameter.target is not None:
                 for i, (_, base, experts) in enumerate(parameter.matrices()):
                     for merged in merge_rows(
-                        base, experts, config, factors=factors, device=inputs.device, measure=measure
+                        base, experts, config, factors=factors, device=parameter.device, measure=measure
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
+                make = partial(Updates, weights=weights, factors=factors)
                 merge = partial(merge_residual, residual=residual)
                 yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
 
@@ -123,7 +126,7 @@ class CoramEntry:
             option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
             several = key == "target_modules" and not isinstance(value, str)
             for one in [*value, *value[:1]] if several else [value]:
-                words += [option, ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one)]
+                words += [option, write_factors(one) if isinstance(one, list | tuple) else str(one)]
         return words
 
 
@@ -140,6 +143,7 @@ def choose_coram(config: CoramConfig) -> Choice:
         target_modules=config.target_modules,
         compute_dtype=config.compute_dtype,
         carrying=() if config.residual else config.residual_lines,
+        config=config,
     )
 
 

@@ -33,7 +33,7 @@ def decorrelated_blocks(
         squares = torch.tensor([record.base, *record.updates], dtype=torch.float64)
     for i, (base, found) in enumerate(_decorrelated(parameter, inputs, config, factors)):
         numbers = found.measured.flat()
-        for merged in merge_rows(base, found.experts, config, device=inputs.device):
+        for merged in merge_rows(base, found.experts, config, device=parameter.device):
             yield Block(i, merged.rows, merged.update, merged.stats, squares, numbers)
             squares, numbers = None, []
 
@@ -45,10 +45,10 @@ def _decorrelated(
     low_rank = low_rank_updates(inputs, parameter)
     if low_rank is not None and parameter.target is not None:
         (base,) = parameter.target.matrices(parameter.base)
-        yield base, decorrelate_factors(base, low_rank, config, factors, inputs.device)
+        yield base, decorrelate_factors(base, low_rank, config, factors, parameter.device)
         return
     for _, base, experts in parameter.matrices():
-        yield base, decorrelate_experts(base, experts, config, factors, inputs.device)
+        yield base, decorrelate_experts(base, experts, config, factors, parameter.device)
 
 
 def memory_of(inputs: Inputs, name: str) -> int:

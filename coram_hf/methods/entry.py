@@ -21,7 +21,7 @@ class Choice:
 
     label: the name of the merge in plans and reports. make: creates the method for given inputs.
     strength: the strength for N experts, which determines lambda.
-    carrying: lines that would merge what this one leaves at the base.
+    carrying: lines that would merge what this one leaves at the base. config: that of CORAM.
     """
 
     label: str
@@ -31,6 +31,7 @@ class Choice:
     need_targets: bool = True
     compute_dtype: str = "float64"
     carrying: tuple[str, ...] = ()
+    config: CoramConfig | None = None
 
 
 class Entry(Protocol):

@@ -18,12 +18,12 @@ from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.inputs.adapters import adapted_modules, open_adapters, shadow
 from coram_hf.inputs.inputs import Inputs, Parameter
-from coram_hf.inputs.internals import oft_rotation
+from coram_hf.inputs.internals.adapters import oft_rotation
 from coram_hf.inputs.weights import Weights
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.linear import sum_weighted
 from coram_hf.methods.orthomerge import with_norm
-from coram_hf.methods.protocol import Block, How, Work
+from coram_hf.methods.protocol import Block, How, Method, Work
 
 SPACE = "oft"
 """The value of OrthoMerge's parameter `space` that selects this method."""
@@ -55,7 +55,7 @@ class OftMerge:
         """Rotate each matrix with the merged adapter's own layer."""
 
         def work(parameter: Parameter) -> Iterator[Block]:
-            rotated = self._rotated[self._layers[parameter.name]].to(torch.float64)
+            rotated = self._rotated[self._layers[parameter.name]].to(parameter.base.device, torch.float64)
             update = as_rows(rotated - parameter.base.to(torch.float64))
             counted = parameter.target is not None
             for rows in row_blocks(parameter.base):
@@ -63,6 +63,11 @@ class OftMerge:
                 yield Block(None, rows, update[rows], SliceStats(squared_norm=square))
 
         return work
+
+
+def merged_adapter(method: Method) -> PeftModel | None:
+    """The merged adapter of a merge of OFT adapters; None for any other method."""
+    return method.adapter if isinstance(method, OftMerge) else None
 
 
 def choose_oft(parameters: Mapping[str, Any]) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -61,3 +62,24 @@ class Method(Protocol):
         `measure` requests the norms of the experts' updates, if they come at no extra cost.
         """
         ...
+
+
+@dataclass(frozen=True)
+class OnlyAmplified:
+    """A method restricted to what it amplifies, or to all if it amplifies nothing."""
+
+    method: Method
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the method."""
+        return self.method.settings
+
+    def names(self, inputs: Inputs) -> Mapping[str, How]:
+        """The amplified parameters, or all if there are none."""
+        every = self.method.names(inputs)
+        return {name: how for name, how in every.items() if how.amplified} or every
+
+    def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
+        """The method's own work."""
+        return self.method.bind(inputs, factors, measure=measure)

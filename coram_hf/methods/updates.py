@@ -41,6 +41,11 @@ class Updates:
         """These updates with rows and columns exchanged."""
         return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
 
+    def on(self, device: torch.device | None) -> Updates:
+        """These updates on a device; None: where the base is."""
+        device = self.base.device if device is None else device
+        return replace(self, base=self.base.to(device), experts=[e.to(device) for e in self.experts])
+
     def part(self, rows: slice) -> Updates:
         """These updates restricted to some rows of `as_rows`."""
         base, *experts = (as_rows(t)[rows] for t in (self.base, *self.experts))

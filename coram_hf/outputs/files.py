@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,36 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
             sync_path(partial)
     if sync:
         sync_path(path.parent)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder to write to, renamed to the target once complete; an existing target is replaced."""
+    partial = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        put_in_place(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Rename a complete folder to the target, after everything in it is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync_path(path)
+    old = replaced_folder(target)
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+    os.replace(folder, target)
+    sync_path(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def replaced_folder(target: Path) -> Path:
+    """Where an existing target is moved while another folder takes its place."""
+    return target.parent / f".{target.name}.replaced"
 
 
 def sync_path(path: Path) -> None:

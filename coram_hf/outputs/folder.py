@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coram_hf.errors import CoramError
 from coram_hf.geometry.slices import as_rows
-from coram_hf.inputs.inputs import Target
+from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Work
 from coram_hf.methods.record import Record
 from coram_hf.outputs.files import sync_path
@@ -56,7 +56,7 @@ class FolderSink:
         for name in self._names:
             handle = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644)
             self._files[name] = file = FileIO(handle, "r+")
-            _reserve(file, self._layout.sizes[name])
+            reserve(file, self._layout.sizes[name])
             write_at(file, self._layout.headers[name], 0)
         sync_path(self._folder)
         return self
@@ -67,16 +67,20 @@ class FolderSink:
         self._mapped.clear()
 
     def place(self, name: str) -> Place:
-        """Where a parameter goes: to its file, or to new memory if it has another form on disk.
+        """Where a parameter goes."""
+        return Place(self.output(name), self._targets.get(self._first.get(name, name)))
+
+    def output(self, name: str) -> Output:
+        """The file of a parameter, or new memory if it has another form on disk.
 
         Targets stored transposed or in stacks are written through a memory map.
         """
         target, disk = self._targets.get(self._first.get(name, name)), self._layout.renamed.get(name)
         if disk is None:
-            return Place(InMemory(self._layout.empty(name)), target)
+            return InMemory(self._layout.empty(name))
         like = self._layout.places[disk].like
         by_rows = target is None or (not target.transposed and like.ndim == 2)
-        return Place(self._place(disk) if by_rows else InMemory(self._map(disk)), target)
+        return self._place(disk) if by_rows else InMemory(self._map(disk))
 
     def kept(self, work: Work, records: Mapping[str, Record]) -> Work:
         """The work, with updates from the spool reused instead of merged again."""
@@ -143,7 +147,7 @@ def _flush(file: FileIO) -> None:
     forget(file.fileno())
 
 
-def _reserve(file: FileIO, size: int) -> None:
+def reserve(file: FileIO, size: int) -> None:
     """Reserve the file's bytes on disk: a write to a memory map cannot report that the disk is full."""
     present = os.fstat(file.fileno()).st_size
     if present > size:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -16,8 +15,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.internals import device_hooks, not_saved, saved_together, tied_on_load, to_disk
-from coram_hf.outputs.memory import with_format
+from coram_hf.inputs.internals.hooks import without_hooks
+from coram_hf.inputs.internals.models import not_saved, saved_together, tied_on_load, to_disk
+from coram_hf.inputs.offloaded import tied_names
 
 DTYPES = {
     torch.float64: "F64",
@@ -150,13 +150,16 @@ class Layout:
 
 
 def without_data(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules with meta tensors and without accelerate's hooks."""
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()
+    """A copy of the modules with meta tensors and without accelerate's hooks; tied parameters stay tied."""
+    every, tied = dict(model.named_parameters(remove_duplicate=False)), tied_names(model)
+    bare = {
+        name: nn.Parameter(p.detach().to("meta"), requires_grad=False)
+        for name, p in every.items()
+        if name not in tied
     }
+    memo: dict[int, Any] = {id(p): bare[tied.get(name, name)] for name, p in every.items()}
     memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    memo |= {id(hook): None for hook in device_hooks(model)}
-    return copy.deepcopy(model, memo)
+    return cast(PreTrainedModel, without_hooks(model, memo))
 
 
 def units(skeleton: PreTrainedModel) -> list[Unit]:
@@ -180,6 +183,19 @@ def write_index(folder: Path, layout: Layout) -> None:
     if index is not None:
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
+
+
+def with_format(
+    model: PreTrainedModel, dtype: torch.dtype | None, vocabulary_size: int | None
+) -> PreTrainedModel:
+    """Convert the model in place to the dtype and vocabulary size of the result; buffers keep their dtype."""
+    if vocabulary_size is not None:
+        model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
+    if dtype is not None:
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def skeleton(inputs: Inputs) -> PreTrainedModel:

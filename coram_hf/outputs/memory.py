@@ -1,8 +1,10 @@
-"""The merged model in memory: a copy of the base's model whose tensors are overwritten one by one."""
+"""The merged model: a copy of the base's, placed as the base is, whose tensors are overwritten one by one."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,16 +12,21 @@ from transformers import PreTrainedModel
 
 from coram_hf.geometry import SliceStats
 from coram_hf.geometry.slices import as_rows, row_blocks
-from coram_hf.inputs.inputs import Inputs, Parameter, Target
+from coram_hf.inputs.inputs import Inputs, Parameter
+from coram_hf.inputs.placement import placed_as
+from coram_hf.inputs.weights import Target, Weights
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record
-from coram_hf.outputs.place import InMemory, KeptPlace, Place
+from coram_hf.outputs.layout import with_format
+from coram_hf.outputs.place import KeptPlace, Place
+from coram_hf.outputs.placed import Outputs, placed_model
 
 
 class ModelSink:
     """A model into which merged parameters are written; tied weights stay tied.
 
-    keep: the parameters whose updates are also kept, in `updates`.
+    keep: the parameters whose updates are also kept, in `updates`: in memory, or in files if a part of the
+    model is on the disk.
     """
 
     def __init__(
@@ -29,13 +36,13 @@ class ModelSink:
         self.updates: dict[str, Tensor] = {}
         self._targets = targets
         self._keep = keep
-        self._tensors = model.state_dict()
+        self._outputs = Outputs(model)
 
     def place(self, name: str) -> Place:
         """Where a parameter goes; with `keep`, its update is stored first."""
-        out, target = InMemory(self._tensors[name]), self._targets.get(name)
+        out, target = self._outputs[name], self._targets.get(name)
         if name in self._keep and name not in self.updates:
-            return KeptPlace(out, target, self.updates)
+            return KeptPlace(out, target, self.updates, self._outputs.room)
         return Place(out, target)
 
     def keep(self, name: str) -> Place:
@@ -64,8 +71,14 @@ def kept_blocks(update: Tensor, record: Record) -> Iterator[Block]:
         stats, squares, decorrelation = SliceStats(), None, []
 
 
-def new_model(inputs: Inputs) -> PreTrainedModel:
-    """A copy of the base's model in the format of the result, including the rows of new tokens."""
+def new_model(inputs: Inputs, merged: Collection[str] = ()) -> PreTrainedModel:
+    """A model with the base's weights, in the format and placement of the result, with rows of new tokens.
+
+    Tensors named in `merged` are about to be overwritten, and may have any values.
+    """
+    placement = inputs.placement
+    if placement is not None:
+        return placed_model(inputs, placement, lambda name: inputs.parameter(name).base, merged)
     with torch.inference_mode(False):
         model = with_format(inputs.base.copy_model(), inputs.dtype, inputs.new_size)
         if inputs.new_size is not None:
@@ -76,22 +89,20 @@ def new_model(inputs: Inputs) -> PreTrainedModel:
 
 
 def expert_model(inputs: Inputs, expert: str) -> PreTrainedModel:
-    """One expert as a model in the format of the result."""
+    """One expert as a model in the format and placement of the result."""
+    read = partial(inputs.expert_tensor, expert)
+    if inputs.placement is not None:
+        return placed_model(inputs, inputs.placement, read)
     model = new_model(inputs)
     state = model.state_dict()
     for name in inputs.base:
-        state[name].copy_(inputs.expert_tensor(expert, name))
+        state[name].copy_(read(name))
     return model
 
 
-def with_format(
-    model: PreTrainedModel, dtype: torch.dtype | None, vocabulary_size: int | None
-) -> PreTrainedModel:
-    """Convert the model in place to the dtype and vocabulary size of the result; buffers keep their dtype."""
-    if vocabulary_size is not None:
-        model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
-    if dtype is not None:
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.to(dtype)
-    return model
+def copied_model(inputs: Inputs, model: PreTrainedModel, changed: Collection[str]) -> PreTrainedModel:
+    """A copy of a merged model with the same placement; tensors named in `changed` may have any values."""
+    placement = placed_as(model)
+    if placement is None:
+        return copy.deepcopy(model)
+    return placed_model(inputs, placement, Weights(model).__getitem__, changed)

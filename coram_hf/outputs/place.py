@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import FileIO
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from coram_hf.errors import CoramError
 from coram_hf.geometry import update_dtype
 from coram_hf.geometry.slices import as_rows, row_blocks, scratch
-from coram_hf.inputs.inputs import Parameter, Target
+from coram_hf.inputs.inputs import Parameter
+from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block
 
 
@@ -61,8 +62,13 @@ class InMemory:
         if isinstance(rows, slice) and self.tensor.device.type == "cpu":
             return self.tensor[rows].copy_(total)
         rounded = scratch("rounded", total.numel(), self.dtype).view(total.shape).copy_(total)
-        self.tensor[rows] = rounded.to(self.tensor.device)
+        self.tensor[_at(self.tensor, rows)] = rounded.to(self.tensor.device)
         return rounded
+
+
+def _at(tensor: Tensor, rows: slice | Tensor) -> slice | Tensor:
+    """The numbers of rows on the device of a tensor that they index."""
+    return rows if isinstance(rows, slice) else rows.to(tensor.device)
 
 
 class FileTensor:
@@ -113,6 +119,12 @@ def write_at(file: FileIO, data: bytes | memoryview, offset: int) -> None:
 
 
 AnyOutput = TypeVar("AnyOutput", bound=Output)
+Room = Callable[[Tensor, torch.dtype], Tensor]
+
+
+def memory_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor in memory, of the shape of the given one."""
+    return torch.empty_like(tensor, dtype=dtype)
 
 
 class Written(NamedTuple):
@@ -155,19 +167,24 @@ class Place:
 
 
 class KeptPlace(Place):
-    """A place that keeps the whole update, as float32 or float64, and writes it on `close`."""
+    """A place that keeps the whole update, as float32 or float64, and writes it on `close`.
 
-    def __init__(self, out: Output, target: Target | None, updates: dict[str, Tensor]) -> None:
+    room: makes a tensor for an update, of the shape of the given one, and of the dtype; by default in memory.
+    """
+
+    def __init__(
+        self, out: Output, target: Target | None, updates: dict[str, Tensor], room: Room | None = None
+    ) -> None:
         super().__init__(out, target)
-        self._updates = updates
+        self._updates, self._room = updates, room or memory_like
 
     def add(self, block: Block, parameter: Parameter, lam: float | None) -> Written:
         """Keep some rows of the update; nothing is written yet."""
         base = parameter.base
         if parameter.name not in self._updates:
-            self._updates[parameter.name] = torch.empty_like(base, dtype=update_dtype(base))
+            self._updates[parameter.name] = self._room(base, update_dtype(base))
         kept = self._rows_of(InMemory(self._updates[parameter.name]), block, parameter).tensor
-        kept[block.rows] = block.update.to(kept.device, kept.dtype)
+        kept[_at(kept, block.rows)] = block.update.to(kept.device, kept.dtype)
         return Written()
 
     def close(self, parameter: Parameter, lam: float | None) -> Written:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from coram_hf.geometry import update_dtype
-from coram_hf.inputs.inputs import Parameter, Target
+from coram_hf.inputs.inputs import Parameter
+from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record
 from coram_hf.outputs.memory import kept_blocks

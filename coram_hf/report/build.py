@@ -13,9 +13,9 @@ from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.protocol import How
 from coram_hf.methods.record import Record, total
 from coram_hf.report.decorrelation import decorrelation_numbers
+from coram_hf.report.kinds import Retained
 from coram_hf.report.merge_report import MergeReport, library_versions
 from coram_hf.report.plan import MergePlan
-from coram_hf.report.retention import Retained
 
 
 def build_plan(
@@ -52,6 +52,7 @@ def build_plan(
         outside_share=survey.outside_share(),
         tied=inputs.base.tied,
         sizes={name: inputs.base.original(name).numel() for name in inputs.base},
+        kinds={name: inputs.kinds[name] for name in inputs.base},
         vocabulary={name: dict(counts) for name, counts in inputs.vocabulary.counts.items()},
         warnings=(*inputs.warnings, *amplitude.warnings, *left_behind),
     )
@@ -106,14 +107,16 @@ def build_report(
         versions=library_versions(),
         sources=inputs.sources(),
         options=dict(inputs.told or {}),
-        retention=retained(records, survey).by_group(),
+        retention=retained(inputs, records, survey).by_kind(),
+        kinds=plan.kind_counts,
         worst_condition=whole.slices.worst_condition or None,
         model_class=type(inputs.model).__name__,
         dtype=None if inputs.dtype is None else str(inputs.dtype).removeprefix("torch."),
     ).with_rounding(whole.rounding_loss, dtype)
 
 
-def retained(records: Mapping[str, Record], survey: Survey) -> Retained:
+def retained(inputs: Inputs, records: Mapping[str, Record], survey: Survey) -> Retained:
     """How much every parameter moved, and how much the experts moved it."""
     moved = {name: record.moved for name, record in records.items()}
-    return Retained(moved, {name: found.updates for name, found in survey.tensors.items()})
+    updates = {name: found.updates for name, found in survey.tensors.items()}
+    return Retained(moved, updates, inputs.kinds)

@@ -12,9 +12,13 @@ from coram_hf.report.charts import PAPER_BASES, dispersion_ticks, drawable, on_a
 from coram_hf.report.text import readable
 
 if TYPE_CHECKING:
+    from coram_hf.report.calibration import Calibration
     from coram_hf.report.merge_report import MergeReport
 
 FIGURE = Path("figures") / "updates.png"
+CALIBRATION_FIGURE = Path("figures") / "calibration.png"
+MARKS = {"before": "D", "chosen": "*"}
+"""The markers of a calibration's lambda before and after."""
 LABEL = 40
 """Longest name beside a bar, in characters."""
 
@@ -48,6 +52,27 @@ def draw_updates(report: MergeReport, folder: Path) -> Path:
     draw_sizes(bars, report.relative_updates)
     _draw_dispersion(scale, report)
     path = folder / FIGURE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(figure, path)
+    return path
+
+
+def draw_calibration(found: Calibration, folder: Path) -> Path:
+    """Write the figure of the loss against lambda into a folder, and return its path."""
+    figure = new_figure(figsize=(6, 3.2), dpi=110)
+    axes = figure.subplots()
+    for how in found.curves:
+        lambdas, losses, marks = zip(*found.points(how), strict=True)
+        (line,) = axes.plot(lambdas, losses, "o-", markersize=3, label=f"{how} fitted")
+        for lam, loss, mark in zip(lambdas, losses, marks, strict=True):
+            if mark:
+                axes.plot([lam], [loss], MARKS[mark], color=line.get_color(), markersize=11, label=mark)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("lambda")
+    axes.set_ylabel("KL per token")
+    axes.legend(fontsize=8)
+    path = folder / CALIBRATION_FIGURE
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
     return path

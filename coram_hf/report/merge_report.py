@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+from coram_hf.amplitude import effective_kappa
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
+from coram_hf.report.calibration import Calibration
+from coram_hf.report.kinds import kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
 
@@ -65,8 +68,9 @@ class MergeReport(Shown):
     dispersion: D of the updates that were merged; unbalanced_dispersion: D before `balance`.
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
-    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given) or
-    "given" (lambda was set by hand, and kappa was not used).
+    kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given),
+    "given" (lambda was set by hand, and kappa was not used) or "calibrated" (found from unlabelled prompts).
+    calibration: how, as the fields of a `Calibration`, if it was.
     amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
     any decorrelation, so that a decorrelated merge has a = kappa.
     decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
@@ -79,11 +83,13 @@ class MergeReport(Shown):
     rounding_loss: |error of rounding to the model's dtype| / |update|, over all written tensors.
     expert_kinds: "full", or the PEFT type of an adapter.
     orthogonality_errors: max |R^T R - I| of the rotations of OFT adapters.
-    adapter_ranks, adapter_errors: of the update saved as a LoRA adapter, by module; the error is relative.
+    adapter: if the merge is stored as an adapter, its PEFT type, and for LoRA the requested rank or energy
+    and the relative error over all matrices; adapter_ranks, adapter_errors: by module.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
-    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by group of modules.
+    retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
+    kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
     model_class: of the result; dtype, options: as requested; files: size and sha256 of the weight files.
     """
@@ -116,12 +122,26 @@ class MergeReport(Shown):
     options: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     retention: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, dict[str, int]] = field(default_factory=dict)
     worst_condition: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    adapter: dict[str, Any] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
     adapter_errors: dict[str, float] = field(default_factory=dict)
     amplitude: float | None = None
     decorrelation: dict[str, float | None] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def effective_kappa(self) -> float | None:
+        """lambda / scale, which differs from kappa where lambda was given or rounded; also in `to_dict`."""
+        return effective_kappa(self.lam, self.c_rms if self.by_contraction else self.sqrt_n)
+
+    @property
+    def by_contraction(self) -> bool:
+        """Whether the scale of lambda is c_RMS: as asked for, after decorrelation, or for an amplitude."""
+        asked = self.config.get("scale") == "c_rms"
+        return asked or any(self.config.get(key) is not None for key in ("decorrelate", "amplitude"))
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
         """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
@@ -133,9 +153,14 @@ class MergeReport(Shown):
             logger.warning(warnings[-1])
         return replace(self, rounding_loss=loss, warnings=tuple(warnings))
 
+    def with_calibration(self, found: Calibration) -> MergeReport:
+        """The report of a merge whose lambda, and factors if any, come from a calibration."""
+        warnings = (*self.warnings, *found.warnings)
+        return replace(self, lam_source="calibrated", calibration=found.to_dict(), warnings=warnings)
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
-        plain: dict[str, Any] = json_values(asdict(self))
+        plain: dict[str, Any] = json_values({**asdict(self), "effective_kappa": self.effective_kappa})
         return plain
 
     @classmethod
@@ -169,6 +194,7 @@ class MergeReport(Shown):
                 "dispersion D": self.dispersion,
                 "kappa": self.kappa,
                 "lambda": self.lam,
+                "effective kappa": self.effective_kappa,
                 "c_RMS": self.c_rms,
                 "sqrt(N)": self.sqrt_n,
                 "amplitude a": self.amplitude,
@@ -177,6 +203,7 @@ class MergeReport(Shown):
                 "slices without a frame": counts.get("frameless"),
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
+                **kind_lines(self.kinds),
             },
             Table(
                 "Experts",

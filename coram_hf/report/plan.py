@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coram_hf.report.kinds import count_kinds, kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
 
 
@@ -15,7 +16,8 @@ class MergePlan(Shown):
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
     equals the base (`dispersion` is infinite), and c_RMS is measured during the merge.
-    `tied` maps the other names of a tied parameter to the name under which it is merged.
+    `tied` maps the other names of a tied parameter to the name under which it is merged; `kinds` says what
+    every parameter is: attention, mlp, norm and so on.
     """
 
     line: str
@@ -24,6 +26,7 @@ class MergePlan(Shown):
     kept: tuple[str, ...]
     tied: Mapping[str, str]
     sizes: Mapping[str, int]
+    kinds: Mapping[str, str]
     relative_updates: dict[str, float]
     balance_factors: dict[str, float]
     dispersion: float
@@ -39,6 +42,11 @@ class MergePlan(Shown):
         """How many parameters are target, residual and kept, and how many have a tied second name."""
         parts = self._parts | {"tied": tuple(self.tied.values())}
         return {part: sum(self.sizes[name] for name in names) for part, names in parts.items()}
+
+    @property
+    def kind_counts(self) -> dict[str, dict[str, int]]:
+        """By kind: the number of tensors, and of parameters that are target, residual and kept."""
+        return count_kinds(self.kinds, self.sizes, self._parts)
 
     @property
     def _parts(self) -> dict[str, tuple[str, ...]]:
@@ -65,6 +73,7 @@ class MergePlan(Shown):
                 f"  tied: {name} = {first}, {self.sizes[first]:,} parameters"
                 for name, first in self.tied.items()
             ),
+            *(f"  {kind}: {counted}" for kind, counted in kind_lines(self.kind_counts).items()),
             *(f"  {count} x {pattern}" for pattern, count in self.patterns.items()),
             *(f"  r({name}) = {r:.4g}" for name, r in self.relative_updates.items()),
             *(f"  warning: {warning}" for warning in self.warnings),
@@ -79,7 +88,8 @@ class MergePlan(Shown):
         }
         return Facts(
             f"Plan: {self.line}",
-            {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts},
+            {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts}
+            | kind_lines(self.kind_counts),
             Table(
                 "Experts",
                 ("expert", "r_i", "balance f_i", "update outside targets"),

@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--read", type=float, help="MB a second")
     parser.add_argument("--write", type=float, help="MB a second")
     options = parser.parse_args()
-    threads = thread_count(None)
+    threads = thread_count(torch.device("cpu"))
     read, write = disk_rates(options.folder)
     read = read if options.read is None else 1e6 * options.read
     write = write if options.write is None else 1e6 * options.write

@@ -18,7 +18,8 @@ from make_data import TASKS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from coram_hf.evaluation.light import read_task, score
+from coram_hf.evaluation.light import score
+from coram_hf.evaluation.questions import read_task
 from coram_hf.report.tables import markdown as table
 
 HERE = Path(__file__).parent

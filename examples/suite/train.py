@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.demo.base import MODEL_ID
-from coram_hf.evaluation.light import Question, read_task
+from coram_hf.evaluation.questions import Question, read_task
 
 HERE = Path(__file__).parent
 FIELDS = {"size": int, "steps": int, "lr": float, "batch": int, "seed": int}

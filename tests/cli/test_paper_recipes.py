@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from helpers.command import coram_hf as run_command
+from helpers.models import choice_task, tiny_tokenizer
 from helpers.paths import ROOT
 from transformers import AutoConfig
 
-from coram_hf.baselines import PRESETS
+from coram_hf.baselines import PRESETS, Preset
 from coram_hf.cli.recipe import read_recipe
+from coram_hf.evaluation.compare import compare_methods
 from coram_hf.methods.registry import find_method
 from model_cards import SUITES, stand_ins
 
@@ -113,10 +115,10 @@ def test_a_recipe_says_what_its_row_is(name):
     assert recipe.experts == {expert: source for expert, (source, _) in SUITES[suite].experts.items()}
     if name in ROWS:
         config = recipe.config()
-        assert (config.line, config.lam, config.slice_height) == (*ROWS[name], 8)
+        assert (config.line, config.slice_height) == (ROWS[name][0], 8)
         kappa = 0.5 if suite == "T4" else 1.15
-        assert config.lam == round(kappa * len(recipe.experts) ** 0.5, 1)
-        assert set(recipe.parameters) == {"line", "lam"}
+        assert ROWS[name][1] == round(kappa * len(recipe.experts) ** 0.5, 1)
+        assert recipe.parameters == {"line": config.line, "lambda_step": 0.1}
     elif row in PRESET_OF:
         preset = PRESETS[PRESET_OF[row]]
         assert recipe.method == preset.method
@@ -153,8 +155,66 @@ def test_a_row_is_one_command(name, sources, tmp_path):
     assert run.returncode == 0, run.stderr
     report = json.loads((tmp_path / "merged" / "coram_report.json").read_text())
     assert report["lam"] == (ROWS[name][1] if name in ROWS else None)
+    assert report["lam_source"] == ("rule" if name in ROWS else None)
     assert AutoConfig.from_pretrained(tmp_path / "merged").architectures == [report["model_class"]]
     assert report["model_class"] == type(SUITES[name[:2]].model()).__name__
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return choice_task(tmp_path_factory.mktemp("task") / "task.jsonl", 0, count=2)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_comparisons_take_every_recipe_of_a_suite(suite, sources, task):
+    """CORAM rows as lines, at the paper's lambda by the rule; baselines as rows with their own parameters."""
+    folder, _ = sources(suite)
+    found = {name: read_recipe(path) for name, path in RECIPES.items() if name.startswith(suite)}
+    rows = [name for name in found if name in ROWS]
+    rivals = {name for name in found if name not in ROWS and (suite == "T1" or name.endswith("-ta-g"))}
+    any_recipe = local(found[rows[0]], folder)
+    comparison = compare_methods(
+        any_recipe.base,
+        any_recipe.experts,
+        [found[name].config() for name in rows],
+        tasks=[task],
+        baselines={n: Preset(r.method, r.parameters) for n, r in found.items() if n in rivals},
+        score_experts=False,
+        tokenizer=tiny_tokenizer(),
+        progress=False,
+    )
+    assert set(comparison.baselines) == rivals
+    for name, line in zip(rows, comparison.lines, strict=True):
+        assert (line.name, line.rule.lam) == ROWS[name]
+        assert line.facts["lam_source"] == "rule"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "label"),
+    [
+        ("sweep", "T2/coram-c-rp", "nca.ties"),
+        ("sweep", "T1/orthomerge-oft", "orthomerge of the recipe"),
+        ("compare", "T4/coram-c", "ca+ave"),
+        ("compare", "T4/ties", "ties of the recipe"),
+    ],
+)
+def test_sweeps_and_comparisons_read_recipes(command, name, label, sources, task, tmp_path):
+    folder, _ = sources(name[:2])
+    if not (folder / "base" / "tokenizer.json").exists():
+        tiny_tokenizer().save_pretrained(folder / "base")
+    experts = [f"{expert}={folder / expert}" for expert in read_recipe(RECIPES[name]).experts]
+    arguments = ["--config", RECIPES[name], "--tasks", task, "--no-baselines", "--lambda", "2,3"]
+    run = run_command(command, folder / "base", *experts, *arguments, "-o", tmp_path / "out")
+    assert run.returncode == 0, run.stderr
+    found = json.loads((tmp_path / "out" / f"{command}.json").read_text())
+    (line,) = found["lines"]
+    kappa = 0.5 if name.startswith("T4") else 1.15
+    unrounded = kappa * 5**0.5
+    assert line["rule"]["lam"] == (ROWS[name][1] if name in ROWS else pytest.approx(unrounded))
+    assert line["effective_kappa"] == pytest.approx(line["rule"]["lam"] / 5**0.5)
+    assert line["kappa_best"] == pytest.approx(line["best"]["lam"] / 5**0.5)
+    named = [line["line"]] if name in ROWS else found["references" if command == "sweep" else "baselines"]
+    assert label in named
 
 
 def test_the_readme_names_every_recipe_and_its_commands_exist():

@@ -22,7 +22,7 @@ from coram_hf.amplitude import Strength, UpdateNorms, choose
 from coram_hf.demo import base as demo_base
 from coram_hf.demo import run
 from coram_hf.demo.base import MODEL_ID, build_base
-from coram_hf.evaluation.light import read_task
+from coram_hf.evaluation.questions import read_task
 from coram_hf.evaluation.scores import average
 
 SUITE = ROOT / "examples" / "suite"

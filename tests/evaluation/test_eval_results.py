@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramError, evaluate_folder, evaluation, load_report, run_sweep
 from coram_hf.evaluation import harness
-from coram_hf.evaluation.light import read_task, score
+from coram_hf.evaluation.light import score
+from coram_hf.evaluation.questions import read_task
 from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub.card import BEGIN, END, edited_card, publish_report, render_card
 from coram_hf.hub.model_index import with_results

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from coram_hf.evaluation import light as evaluate
-from coram_hf.evaluation.light import Question, Score, Task, read_task, score
+from coram_hf.evaluation.light import Score, score
+from coram_hf.evaluation.questions import Question, Task, read_task
 
 
 def task_file(folder, *questions):

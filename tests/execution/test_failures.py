@@ -55,7 +55,7 @@ def test_a_figure_that_cannot_be_drawn_loses_nothing(suite, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("value", [1e18, 1e30, 3e38])
-def test_a_flipped_bit_makes_a_merge_odd_but_whole(suite, value):
+def test_a_flipped_bit_makes_a_merge_odd_but_whole(suite, value, real_figures):
     name = "model.layers.0.self_attn.q_proj.weight"
     edit(suite / "e0" / "model.safetensors", name, lambda tensor: tensor[0, 0].fill_(value))
     report = merger(suite).merge_to(suite / "merged")

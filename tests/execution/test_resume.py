@@ -202,10 +202,19 @@ def arguments(suite, name):
     return ["merge", *sources, "-o", str(suite / name), "--line", "SS(ca+ave,variance).ties"]
 
 
-def test_two_processes_make_the_same_model(suite):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "coram_hf"]
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run --nproc_per_node 2",
+    "accelerate": "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 "
+    "--mixed_precision no --dynamo_backend no --main_process_port 0",
+}
+"""`torchrun` and `accelerate launch`; --multi_gpu is how the latter starts several processes, also on CPU."""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_make_the_same_model(suite, launcher):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
-    command = [*launcher, *arguments(suite, "two")]
+    run = [sys.executable, "-m", *LAUNCHERS[launcher].split(), "-m", "coram_hf"]
+    command = [*run, *arguments(suite, "two")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("merged 3 experts") == 1
@@ -214,6 +223,7 @@ def test_two_processes_make_the_same_model(suite):
     reports = [replace(MergeReport.load(suite / name), files={}) for name in ("two", "whole")]
     assert reports[0] == reports[1]
     assert not list(suite.glob(".two*"))
+    shutil.rmtree(suite / "two")
 
 
 def test_ctrl_c_on_the_command_line(suite):
@@ -234,6 +244,7 @@ def test_ctrl_c_on_the_command_line(suite):
 def test_accelerate_launch_with_one_process_says_so(monkeypatch, caplog):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
     assert Processes.find() == Processes()
+    assert "accelerate launch --multi_gpu --num_processes" in caplog.text
     assert "torchrun --nproc_per_node" in caplog.text
 
 

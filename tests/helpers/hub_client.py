@@ -1,18 +1,23 @@
 """Scenarios on a Hub, run by test_hub in a process whose HF_ENDPOINT is a server on loopback."""
 
+import copy
 import json
 import sys
 from pathlib import Path
 
 import torch
 from helpers.adapters import adapted
+from helpers.command import coram_hf as run_command
 from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
-from peft import LoraConfig
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download
+from peft import AutoPeftModelForCausalLM, LoraConfig, OFTConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, evaluate_folder, load_report
+from coram_hf.baselines import merge_oft
+from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub import push_folder
+from coram_hf.hub.upload import Size
 
 
 def logits(model):
@@ -46,6 +51,20 @@ def first_push(folder):
     assert card.data.language == "en"
     assert card.data.eval_results[0].metric_value == 0.5
     return url
+
+
+def offloaded_push(folder):
+    """A result that is on the disk arrives in the bytes of a merge to files."""
+    base, experts_ = folder / "offload-base", experts(tiny_llama())
+    tiny_llama().save_pretrained(base)
+    options = {"device_map": {"": "disk"}, "offload_folder": folder / "offload", "progress": False}
+    merger = CoramMerger(base, experts_, CoramConfig.from_line("lr.ta"), **options)
+    merged = merger.merge()
+    assert all(parameter.is_meta for parameter in merged.model.parameters())
+    merged.push_to_hub("me/offloaded")
+    merger.merge_to(folder / "offload-merged")
+    path = HfApi().hf_hub_download("me/offloaded", "model.safetensors")
+    return Path(path).read_bytes() == (folder / "offload-merged" / "model.safetensors").read_bytes()
 
 
 def edited_card(folder):
@@ -155,6 +174,82 @@ def merge_from_the_hub(folder):
         logits(AutoModelForCausalLM.from_pretrained("me/direct")), logits(expected.model.eval())
     )
     return url
+
+
+def adapters(folder):
+    """A LoRA adapter pushed from a result, and an OFT adapter pushed by the command line, load from there."""
+    base = tiny_llama()
+    base.save_pretrained(folder / "adapted")
+    base = AutoModelForCausalLM.from_pretrained(folder / "adapted")
+    merged = CoramMerger(base, experts(base), CoramConfig.from_line("lr"), progress=False).merge()
+    merged.push_to_hub("me/lora")
+    assert HfApi().file_exists("me/lora", "config.json")
+    merged.push_to_hub("me/lora", adapter=True, energy=1.0)
+    merged.save_adapter(folder / "lora", energy=1.0)
+    rotated = [adapted(base, OFTConfig(oft_block_size=4, target_modules=["q_proj"]), i) for i in range(2)]
+    turned = merge_oft(base, rotated, progress=False)
+    turned.save_adapter(folder / "oft")
+    assert run_command("push", folder / "oft", "me/oft").returncode == 0
+    for name, result in {"lora": merged, "oft": turned}.items():
+        local = PeftModel.from_pretrained(copy.deepcopy(base), folder / name).eval()
+        remote = PeftModel.from_pretrained(copy.deepcopy(base), f"me/{name}").eval()
+        assert torch.equal(logits(remote), logits(local))
+        torch.testing.assert_close(logits(remote), logits(result.model.eval()), rtol=0, atol=1e-4)
+        assert not torch.equal(logits(remote), logits(base))
+        card = ModelCard.load(f"me/{name}")
+        assert (card.data.library_name, card.data.base_model_relation) == ("peft", "adapter")
+        assert name in card.data.tags
+        assert load_report(f"me/{name}").adapter["type"].lower() == name
+        assert not HfApi().file_exists(f"me/{name}", "config.json")
+        config = json.loads(Path(hf_hub_download(f"me/{name}", "adapter_config.json")).read_text())
+        assert config["base_model_name_or_path"] is None
+        assert str(folder) in (folder / name / "adapter_config.json").read_text()
+    merged.push_to_hub("me/oft")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("me/oft")), logits(merged.model.eval()))
+
+
+def adapter_of_the_hub(folder):
+    """An adapter of a base on the Hub names it, and loads over it by its own config."""
+    tiny_llama().save_pretrained(folder / "named")
+    commit = HfApi().upload_folder(
+        repo_id=HfApi().create_repo("me/named", exist_ok=True).repo_id, folder_path=folder / "named"
+    )
+    expert = {"math": fine_tuned(tiny_llama(), 0.05, 1)}
+    merger = CoramMerger("me/named", expert, CoramConfig(lambda_step=0.1), progress=False)
+    merger.merge_adapter_to(folder / "of-named", rank=4)
+    push_folder(folder / "of-named", "me/of-named")
+    found = AutoPeftModelForCausalLM.from_pretrained("me/of-named").peft_config["default"]
+    assert (found.base_model_name_or_path, found.revision) == ("me/named", commit.oid)
+    card = ModelCard.load("me/of-named")
+    assert card.data.base_model == ["me/named"]
+    assert f"from_pretrained('me/named', revision='{commit.oid}')" in card.content
+
+
+def large(folder):
+    """Above a size, weights go ahead in commits of at most that size; the rest follows."""
+    merged = result()
+    merged.save_pretrained(folder / "large", max_shard_size="10KB")
+    sizes = [path.stat().st_size for path in (folder / "large").glob("*.safetensors")]
+    push_folder(folder / "large", "me/large", commit_message="Large", large=Size(3, 10 * max(sizes)))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("me/large")), logits(merged.model.eval()))
+    push_folder(folder / "large", "me/small", commit_message="Small", large=Size(100, 10**9))
+    url = push_folder(folder / "large", "me/small", create_pr=True, large=Size(4, 10**9))
+    return [len(sizes), url]
+
+
+def dataset(folder):
+    """A dataset on the Hub, at a branch, too; the questions of each."""
+    address = "hf://datasets/me/sums?prompt=question&target=answer"
+    found = [open_tasks([address + more])[0] for more in ("", "&revision=more")]
+    (shown,) = open_tasks([f"{address}&fewshot=1"])
+    refusals = []
+    for bad in ("hf://datasets/me/nothing", f"{address}&split=dev", f"{address}&revision=nowhere"):
+        try:
+            open_tasks([bad])
+        except CoramError as error:
+            refusals.append(str(error))
+    questions = [[(q.prompt, q.right) for q in task.task.questions] for task in found]
+    return {"questions": questions, "shot": shown.task.shots[0].prompt, "refusals": refusals}
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
                 hub.fail.remove(failure)
                 self.body()
                 return self.answer(status, {"error": "refused"})
-        parts = path.strip("/").split("/")
+        parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         if path == "/api/repos/create":
             return self.create(json.loads(self.body()))
         if path == "/api/validate-yaml":
@@ -83,8 +83,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.batch(json.loads(self.body()))
         if parts[:2] == ["api", "models"]:
             return self.api("/".join(parts[2:4]), parts[4:])
-        if len(parts) > 3 and parts[2] == "resolve":
-            return self.resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        if parts[:2] == ["api", "datasets"]:
+            return self.api("/".join(parts[1:4]), parts[4:])
+        at = 3 if parts[0] == "datasets" else 2
+        if len(parts) > at + 1 and parts[at] == "resolve":
+            return self.resolve("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))
         self.body()
         return self.answer(404, {"error": "no such address"}, X_Error_Code="RepoNotFound")
 

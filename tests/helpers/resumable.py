@@ -4,7 +4,7 @@
 
 reads lines `NAME STEP` and, for each, starts the merge in a process of its own, which kills itself at this
 step of its work on the disk, and says `killed`, or `ended` and the number of its steps. The libraries are
-loaded once, so that a start takes no time.
+loaded and the card's figure is drawn once, so that a start takes no time.
 """
 
 import os
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import torch
 from helpers.disks import watched
+from helpers.figures import draw_once
 
 from coram_hf import CoramConfig
 from coram_hf.execution import stream
+from coram_hf.hub import card
 from coram_hf.merger import CoramMerger
 
 CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree"}
@@ -89,6 +91,8 @@ def attempt(folder, name, last):
 
 
 if __name__ == "__main__":
+    card.draw_updates = draw_once
+    run(Path(sys.argv[1]), "warm")
     for line in sys.stdin:
         target, step = line.split()
         print(attempt(Path(sys.argv[1]), target, int(step)), flush=True)

@@ -7,7 +7,8 @@ from helpers.folders import on_disk
 from helpers.models import choice_task, tiny_llama, tiny_tokenizer
 
 from coram_hf import run_sweep
-from coram_hf.evaluation.light import read_task, score
+from coram_hf.evaluation.light import score
+from coram_hf.evaluation.questions import read_task
 
 EXPERTS = ("math", "code")
 LINES = ("full", "SS(nca,mean).ties")

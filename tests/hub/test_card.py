@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -21,9 +22,9 @@ from transformers import AutoModelForCausalLM
 from coram_hf import CoramConfig, CoramError, CoramMerger, load_report
 from coram_hf.baselines import merge
 from coram_hf.hub.again import command_line, python_code
-from coram_hf.hub.card import BEGIN, END, pipeline_tag, render_card, renewed_card
+from coram_hf.hub.card import BEGIN, END, render_card, renewed_card
 from coram_hf.hub.license import strictest
-from coram_hf.report.retention import module_group
+from coram_hf.hub.metadata import pipeline_tag
 
 HOSTILE = [
     "a|b`c`\n\n# Injected\n<script>alert(1)</script>",
@@ -32,6 +33,15 @@ HOSTILE = [
     "{{ 7 * 7 }} {% raw %} <!-- coram: end --> '\"; rm -rf /",
     "\u202eevil\u0000\x1b[31m",
 ]
+KINDS_OF_TINY_LLAMA = {
+    "attention": ("8", "6,144", "0"),
+    "mlp": ("6", "8,448", "0"),
+    "embedding": ("1", "0", "1,536"),
+    "head": ("1", "0", "1,536"),
+    "norm": ("5", "0", "160"),
+}
+"""Tensors, parameters that are targets, and others: 48 tokens, width 32, two layers."""
+WORDS = {"attention": "self_attn", "mlp": "mlp", "embedding": "embed", "head": "lm_head", "norm": "norm"}
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +75,22 @@ def test_the_card_records_the_merge(report, tmp_path):
         "frameless": "slices without a frame, merged by the mean",
     }.items():
         assert f"| {words} | {report.counts[key]} |" in text
-    groups, values = report.retention.keys(), report.retention.values()
-    assert f"| {' | '.join(groups)} |\n" in text
-    assert f"| {' | '.join(f'{value:.3g}' for value in values)} |\n" in text
+    for kind, (tensors, target, outside) in KINDS_OF_TINY_LLAMA.items():
+        row = f"| {kind} | {tensors} | {target} | {outside} | 0 | {report.retention[kind]:.3g} |\n"
+        assert row in text
     assert "coram_report.json" in text
     assert ModelCard.load(tmp_path / "README.md").data.to_dict() == card.data.to_dict()
+
+
+def test_an_empty_line_ends_every_table(report):
+    """Without one, renderers take the text that follows for a row."""
+    sources = {name: {**found, "license": ["mit"]} for name, found in report.sources.items()}
+    lines = render_card(replace(report, sources=sources, warnings=("Look.",))).content.splitlines()
+    assert "Licenses of the parents: base: mit; math: mit; code: mit." in lines
+    ends = [after for row, after in pairwise(lines) if row.startswith("|") > after.startswith("|")]
+    assert len(ends) == 5
+    assert set(ends) == {""}
+    assert not [i for i in range(len(lines) - 1) if lines[i] == lines[i + 1] == ""]
 
 
 def test_retention_is_the_formula():
@@ -78,15 +99,16 @@ def test_retention_is_the_formula():
     result = CoramMerger(base, experts, CoramConfig.from_line("full.ta"), progress=False).merge()
     for found in (result, result.with_lambda(2.5)):
         w0, w = base.state_dict(), found.model.state_dict()
-        for group, value in found.report.retention.items():
-            names = [name for name in w0 if module_group(name) == group]
+        assert set(found.report.retention) == set(KINDS_OF_TINY_LLAMA)
+        for kind, value in found.report.retention.items():
+            names = [name for name in w0 if WORDS[kind] in name]
+            assert len(names) == int(KINDS_OF_TINY_LLAMA[kind][0])
             moved = sum((w[n].double() - w0[n].double()).square().sum().item() for n in names)
             squares = [
                 sum((e.state_dict()[n].double() - w0[n].double()).square().sum().item() for n in names)
                 for e in experts.values()
             ]
-            assert value == pytest.approx((moved / (sum(squares) / 2)) ** 0.5, rel=1e-3), group
-        assert set(found.report.retention) == {"q", "k", "v", "o", "gate", "up", "down", "embed", "norm"}
+            assert value == pytest.approx((moved / (sum(squares) / 2)) ** 0.5, rel=1e-3), kind
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -13,7 +13,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
 def assert_same_card(found, expected, name):
     """The same words, and the same numbers up to what another processor may make of them."""
-    texts = [re.sub(r"^With .*$", "", text, flags=re.M) for text in (found, expected)]
+    texts = [re.sub(r"^Made with .*$", "", text, flags=re.M) for text in (found, expected)]
     words, wanted = (NUMBER.split(text) for text in texts)
     assert words == wanted, f"{name}: run `make cards`"
     for number, value in zip(*(NUMBER.findall(text) for text in texts), strict=True):

@@ -1,6 +1,7 @@
 """The real client of the Hub against a server on loopback."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from helpers.hub_server import Hub
 from helpers.paths import ROOT, TESTS
 
 from coram_hf import CoramMerger, load_report
+from coram_hf.hub.upload import Size, batches
 
 TOKEN = "hf_loopbackloopback"
 
@@ -66,6 +68,7 @@ def test_push_and_load_back(client):
     assert {"README.md", "coram_report.json", "config.json", "model.safetensors"} <= files.keys()
     assert "figures/updates.png" in files
     assert hub.repositories["me/merged"]["main"]["commits"] == ["A first merge"]
+    assert client("offloaded_push") is True
     client("edited_card")
     client("stale_shards")
     client("evaluated")
@@ -107,6 +110,49 @@ def test_push_and_load_back(client):
         assert b"hf_secret" not in text
 
 
+def test_adapters_are_pushed_and_loaded_from_the_hub(client):
+    hub = client.hub
+    client("adapters")
+    files = hub.files("me/lora")
+    wanted = {"README.md", "coram_report.json", "adapter_config.json", "adapter_model.safetensors"}
+    assert wanted <= files.keys()
+    assert not {"config.json", "model.safetensors"} & files.keys()
+    assert not [path for path, content in files.items() if str(client.folder).encode() in content]
+    assert "adapter_config.json" not in hub.files("me/oft")
+    client("adapter_of_the_hub")
+
+
+def test_a_large_folder_is_pushed_in_several_commits(client):
+    shards, url = client("large")
+    commits = client.hub.repositories["me/large"]["main"]["commits"]
+    parts = math.ceil(shards / 3)
+    assert commits == [f"Large (weights, {i + 1} of {parts})" for i in range(parts)] + ["Large"]
+    assert parts > 1
+    small = client.hub.repositories["me/small"]
+    assert small["main"]["commits"] == ["Small"]
+    number = url.rpartition("/")[2]
+    assert len(small[f"refs/pr/{number}"]["commits"]) == math.ceil(shards / 4) + 1
+
+
+def test_groups_of_files_stay_within_a_size():
+    sizes = {"a": 4, "b": 4, "c": 9, "d": 1, "e": 1, "f": 1, "g": 1}
+    assert batches(sizes, Size(3, 8)) == [["a", "b"], ["c"], ["d", "e", "f"], ["g"]]
+
+
+def test_an_adapter_that_is_not_whole_is_not_pushed(tmp_path):
+    result = CoramMerger(*on_disk(tmp_path, experts=(0.05,)), progress=False).merge()
+    result.save_adapter(tmp_path / "adapter", rank=2)
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    run = coram_hf("push", tmp_path / "adapter", "me/x")
+    assert run.returncode == 2
+    assert "its size or sha256 has changed" in run.stderr
+    weights.write_bytes(data)
+    (tmp_path / "adapter" / "adapter_config.json").unlink()
+    assert "lacks adapter_config.json" in coram_hf("push", tmp_path / "adapter", "me/x").stderr
+
+
 def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):
     merged = tmp_path / "merged"
     merger = CoramMerger(*on_disk(tmp_path, experts=(0.05,)), progress=False)
@@ -121,3 +167,19 @@ def test_a_folder_that_is_not_whole_is_not_pushed(tmp_path):
     shard.unlink()
     assert "is incomplete" in coram_hf("push", merged, "me/x").stderr
     assert "no coram_report.json" in coram_hf("push", tmp_path / "base", "me/x").stderr
+
+
+def test_a_dataset_on_the_hub_is_a_task(client):
+    """The same rows as in the files, from the branch that was asked for."""
+    solved = b"question,answer\n5-1=,4\n"
+    branches = {"main": b"question,answer\n1+1=,2\n2+1=,3\n", "more": b"question,answer\n9+0=,9\n"}
+    client.hub.repositories["datasets/me/sums"] = {
+        name: {"files": {"test.csv": rows, "train.csv": solved}} for name, rows in branches.items()
+    }
+    found = client("dataset")
+    assert found["questions"] == [[["1+1=", "2"], ["2+1=", "3"]], [["9+0=", "9"]]]
+    assert found["shot"] == "5-1="
+    nothing, split, revision = found["refusals"]
+    assert "hf://datasets/me/nothing cannot be opened as a dataset: DatasetNotFoundError" in nothing
+    assert "no split 'dev'; it has 'train', 'test'" in split
+    assert "nowhere" in revision

@@ -380,7 +380,7 @@ def test_what_cannot_be_an_adapter_says_so(tmp_path):
     result = CoramMerger(base, experts, progress=False).merge()
     with pytest.raises(ValueError, match="rank must be a positive integer, found 0"):
         result.save_adapter(tmp_path, rank=0)
-    with pytest.raises(ValueError, match="energy must be above 0"):
+    with pytest.raises(ValueError, match="energy must be a finite number above 0 and at most 1"):
         result.save_adapter(tmp_path, energy=1.5)
     with pytest.raises(CoramError, match="nothing for an adapter"):
         result.with_lambda(0.0).save_adapter(tmp_path)

@@ -10,7 +10,6 @@ from helpers.architectures import ARCHITECTURES
 from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.inputs.checkpoint import open_checkpoint
@@ -192,38 +191,3 @@ def test_tensors_without_a_place_are_warned_of(tmp_path):
     save_file({**state, "model.extra": torch.ones(2)}, tmp_path / "model.safetensors", {"format": "pt"})
     merger = CoramMerger(tmp_path, [fine_tuned(tiny_llama(), 0.05, 0)], CoramConfig(lam=1.0), progress=False)
     assert any("'model.extra'" in warning for warning in merger.inspect().warnings)
-
-
-def test_offloaded_models_are_read_and_left_alone(tmp_path):
-    base = tiny_llama()
-    expert = fine_tuned(base, 0.05, 0)
-    on_disk(tmp_path, base, {"expert": expert})
-    expected = CoramMerger(base, [expert], progress=False).merge().model.state_dict()
-    device_map = {
-        "model.embed_tokens": "cpu",
-        "model.layers.0": "disk",
-        "model.layers.1": "cpu",
-        "model.norm": "disk",
-        "model.rotary_emb": "cpu",
-        "lm_head": "disk",
-    }
-    placed = {
-        name: AutoModelForCausalLM.from_pretrained(
-            tmp_path / name, device_map=device_map, offload_folder=tmp_path / "offload"
-        )
-        for name in ("base", "expert")
-    }
-    held = [n for n, p in placed["base"].named_parameters() if p.is_meta]
-    assert held
-    tokens = torch.arange(3, 12).unsqueeze(0)
-    with torch.no_grad():
-        before = placed["base"](input_ids=tokens).logits
-    result = CoramMerger(placed["base"], {"e": placed["expert"]}, progress=False).merge()
-    for name, tensor in result.model.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
-    assert [n for n, p in placed["base"].named_parameters() if p.is_meta] == held
-    with torch.no_grad():
-        assert torch.equal(placed["base"](input_ids=tokens).logits, before)
-        reference = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-        reference.load_state_dict(expected)
-        assert torch.equal(result.model(input_ids=tokens).logits, reference(input_ids=tokens).logits)

@@ -24,8 +24,9 @@ from coram_hf.inputs.targets import find_targets
 from coram_hf.report import diagnostics
 from coram_hf.report.diagnostics import SECTIONS, contraction, diagnose, diagnose_inputs
 from coram_hf.report.places import Place, places
-from coram_hf.report.retention import GROUPS, module_group
 
+WORDS = {"self_attn": "attention", "mlp": "mlp", "embed": "embedding", "lm_head": "head", "norm": "norm"}
+"""The kind of a parameter of Llama, by a word in its name."""
 SIZES = {"math": 0.02, "code": 0.03, "chat": 0.06}
 CONFIGS = {
     "full": CoramConfig(),
@@ -287,15 +288,17 @@ def test_conflict(suite):
 def test_retention(suite):
     naive, numbers = suite
     for model, merged in naive.merged.items():
-        moved, typical = dict.fromkeys(GROUPS, 0.0), dict.fromkeys(GROUPS, 0.0)
+        moved, typical = dict.fromkeys(WORDS.values(), 0.0), dict.fromkeys(WORDS.values(), 0.0)
         for n, p in naive.base.named_parameters():
-            moved[module_group(n)] += ((naive.array(merged.get_parameter(n)) - naive.array(p)) ** 2).sum()
+            kind = next(kind for word, kind in WORDS.items() if word in n)
+            moved[kind] += ((naive.array(merged.get_parameter(n)) - naive.array(p)) ** 2).sum()
             for expert in naive.experts.values():
                 update = naive.array(expert.get_parameter(n)) - naive.array(p)
-                typical[module_group(n)] += (update**2).sum() / 3
-        expected = {g: math.sqrt(moved[g] / typical[g]) for g in GROUPS if typical[g]}
-        assert numbers["retention"][model] == {g: close(v, 1e-6) for g, v in expected.items()}
-        assert {"q", "k", "v", "o", "gate", "up", "down", "embed", "norm"} <= set(expected)
+                typical[kind] += (update**2).sum() / 3
+        expected = {kind: math.sqrt(moved[kind] / typical[kind]) for kind in typical}
+        assert numbers["retention"][model] == {kind: close(v, 1e-6) for kind, v in expected.items()}
+    kinds = {name: at["kind"] for name, at in numbers["matrices"].items()}
+    assert kinds == {n: "attention" if "self_attn" in n else "mlp" for n in naive.w0}
 
 
 def test_retention_is_that_of_the_merge_itself(tmp_path):

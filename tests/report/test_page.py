@@ -225,7 +225,7 @@ def test_each_section_is_a_command(folders, tmp_path, section):
         "audit": lambda n: n["condition"]["variance"]["p95"],
         "ownership": lambda n: n["sign_agreement"]["math"]["code"],
         "conflict": lambda n: n["by_layer"]["1"],
-        "retention": lambda n: n["code"]["gate"],
+        "retention": lambda n: n["code"]["mlp"],
     }[section](numbers[section])
     assert f"{value:.4g}" in run.stdout
 

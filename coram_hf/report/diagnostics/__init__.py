@@ -94,6 +94,7 @@ def _numbers(
     numbers |= {name: extra(findings) for section in asked for name, extra in section.extras.items()}
     if whole:
         numbers["matrices"] = _matrices(findings)
+        numbers["calibration"] = findings.calibrations
     plain: dict[str, Any] = json_values(numbers)
     return plain
 
@@ -159,7 +160,7 @@ def retention(
     config: CoramConfig | None = None,
     **options: Any,
 ) -> Any:
-    """How much of the experts' update merged models keep, by group of modules."""
+    """How much of the experts' update merged models keep, by kind of parameter."""
     return _alone("retention", base, experts, config, {"merged": merged, **options})
 
 
@@ -197,6 +198,7 @@ def _matrices(findings: Findings) -> dict[str, dict[str, Any]]:
     return {
         name: {
             **findings.places[name]._asdict(),
+            "kind": findings.inputs.kinds[name],
             "relative_updates": findings.relative(anatomy),
             "c_rms": findings.c_rms(anatomy),
             "conflict": rate(anatomy),

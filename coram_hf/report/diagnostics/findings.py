@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from coram_hf.amplitude import Amplitude, Strength, choose, contraction
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
+from coram_hf.execution.device import to_device
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.execution.survey import Survey
 from coram_hf.geometry import squared_norms
@@ -22,12 +23,15 @@ from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.methods.record import Record, check_finite, measure
 from coram_hf.report.diagnostics.dissection import dissect_matrix
+from coram_hf.report.merge_report import REPORT_NAME, MergeReport
 from coram_hf.report.places import Place, places
 
 
 @dataclass(frozen=True)
 class Findings:
     """What the walk has found: the anatomy of every target, and |W_merge - W_0|^2 of merged models.
+
+    calibrations: those in the reports of merged models.
 
     Sections only read it, and need not know where its numbers come from.
     """
@@ -38,6 +42,7 @@ class Findings:
     amplitude: Amplitude
     targets: Mapping[str, Anatomy]
     moved: Mapping[str, Mapping[str, float]]
+    calibrations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def experts(self) -> list[str]:
@@ -134,8 +139,10 @@ def walk(
 ) -> Findings:
     """Read every target once; with merged models, all other floating tensors too.
 
-    A NaN or infinity is an error that names the model and the tensor.
+    A NaN or infinity is an error that names the model and the tensor. Given factors are left out: what is
+    found describes the experts as they are.
     """
+    config = replace(config, factors=None)
     names = inputs.floating if merged is not None else tuple(inputs.targets)
     run, strength = MemoryRunner(inputs, config.line, progress), Strength.of(config, len(inputs.experts))
     known = None if config.balance is None else run.norms().measured
@@ -145,11 +152,11 @@ def walk(
         for opened in filter(None, (inputs, merged)):
             opened.prefetch(name)
         moved = {} if merged is None else _moved(merged, name)
-        parameter = inputs.parameter(name)
+        parameter = to_device(inputs.parameter(name), inputs.device_of(name))
         if parameter.target is None:
             return None, measure(parameter, Record(), experts), moved
         anatomy = together(
-            dissect_matrix(matrix, config, factors, inputs.device, geometry=geometry, entries=entries)
+            dissect_matrix(matrix, config, factors, parameter.device, geometry=geometry, entries=entries)
             for matrix in parameter.matrices()
         )
         record = _record(anatomy, factors)
@@ -163,7 +170,16 @@ def walk(
         model: {name: of_models[model] for name, (_, _, of_models) in found.items()}
         for model in (merged.experts if merged else ())
     }
-    return Findings(inputs, config, survey, choose(survey.measured, strength), targets, moved)
+    amplitude = choose(survey.measured, strength)
+    return Findings(inputs, config, survey, amplitude, targets, moved, _calibrations(merged))
+
+
+def _calibrations(merged: Inputs | None) -> dict[str, dict[str, Any]]:
+    """The calibrations in the reports beside merged models, by model."""
+    opened = {} if merged is None else merged.experts
+    folders = {name: weights.folder for name, weights in opened.items() if weights.folder is not None}
+    reports = {n: MergeReport.load(path) for n, path in folders.items() if (path / REPORT_NAME).is_file()}
+    return {name: report.calibration for name, report in reports.items() if report.calibration}
 
 
 def _record(anatomy: Anatomy, factors: Iterable[float]) -> Record:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from coram_hf import __version__
 from coram_hf.report import charts
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.diagnostics.sections import SECTIONS as DIAGNOSTICS
 from coram_hf.report.diagnostics.sections.branches import SUBSETS
 from coram_hf.report.page import shapes
@@ -49,13 +50,17 @@ def render_page(numbers: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"readable": readable, "show": show}
     others = [section for name, section in DIAGNOSTICS.items() if name not in SECTIONS | INSIDE]
+    calibrated = {"calibration": "Calibration"} if numbers["calibration"] else {}
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         environment.get_template("page.html")
         .render(
             numbers=numbers,
-            sections=[*SECTIONS.items(), *((section.name, section.name.capitalize()) for section in others)],
+            sections=[
+                *(SECTIONS | calibrated).items(),
+                *((section.name, section.name.capitalize()) for section in others),
+            ],
             sheets={name: section.tables(numbers) for name, section in DIAGNOSTICS.items()},
             others=others,
             tiles=_tiles(numbers),
@@ -96,6 +101,10 @@ def _figures(numbers: Mapping[str, Any]) -> dict[str, Any]:
         "updates": {"maps": [shapes.shaded(found, size) for found in updates], "legend": size_legend},
         "sizes": shapes.bars(numbers["dispersion"]["relative_updates"]),
         "kappa": shapes.kappa_figure(charts.kappa_chart(numbers["dispersion"])),
+        "calibrations": [
+            (model, shapes.curve_figure(found), found.tables())
+            for model, found in _calibrations(numbers).items()
+        ],
         "coefficients": shapes.bars(numbers["contraction"]["coefficients"]),
         "branch_sizes": shapes.bars({name: branches[name]["norm_ratio"] for name in SUBSETS}),
         "branch_cosines": shapes.bars({name: branches[name]["cosine"] for name in SUBSETS}, 1.0),
@@ -112,6 +121,10 @@ def _figures(numbers: Mapping[str, Any]) -> dict[str, Any]:
         "conflict": {"map": shapes.shaded(conflict, share), "legend": share_legend},
         "matrices": _matrix_table(numbers),
     }
+
+
+def _calibrations(numbers: Mapping[str, Any]) -> dict[str, Calibration]:
+    return {model: Calibration.from_dict(found) for model, found in numbers["calibration"].items()}
 
 
 def _condition(power: float) -> str:

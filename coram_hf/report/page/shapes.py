@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coram_hf.amplitude import UNEXPLORED_DISPERSION
+from coram_hf.report.calibration import Calibration
 from coram_hf.report.charts import RETENTION_RANGE, HeatMap, KappaChart, drawable, size_range
 from coram_hf.report.text import show
 
@@ -142,6 +143,34 @@ def kappa_figure(chart: KappaChart) -> dict[str, Any]:
         "x_ticks": [(plot.x(math.log(tick)), f"{tick:g}") for tick in (1, 2, 4, 8, 16)],
         "y_ticks": [(plot.y(tick), f"{tick:g}") for tick in (0, 0.5, 1.0)],
     }
+
+
+def curve_figure(found: Calibration) -> dict[str, Any]:
+    """The loss of a calibration against lambda, both on log scales, with lambda before and after."""
+    points = [point for how in found.curves for point in found.points(how)]
+    xs, ys = [math.log(lam) for lam, _, _ in points], [_log(loss) for _, loss, _ in points]
+    plot = Plot((min(xs) - 0.1, max(xs) + 0.1), (min(ys) - 0.2, max(ys) + 0.2))
+    ends = [round(math.exp(x), 2) for x in (min(xs), sum(xs) / len(xs), max(xs))]
+
+    def place(lam: float, loss: float) -> str:
+        return f"{plot.x(math.log(lam))},{plot.y(_log(loss))}"
+
+    return {
+        "plot": plot,
+        "lines": [" ".join(place(lam, loss) for lam, loss, _ in found.points(how)) for how in found.curves],
+        "marks": [
+            {"x": plot.x(x), "y": plot.y(y), "name": mark, "text": f"lambda {show(lam)}, KL {show(loss)}"}
+            for x, y, (lam, loss, mark) in zip(xs, ys, points, strict=True)
+            if mark
+        ],
+        "x_ticks": [(plot.x(math.log(tick)), f"{tick:g}") for tick in ends],
+        "y_ticks": [(plot.y(y), f"{math.exp(y):.2g}") for y in (min(ys), max(ys))],
+    }
+
+
+def _log(loss: float) -> float:
+    """The logarithm of a loss, which rounding may make zero or negative."""
+    return math.log(max(loss, 1e-9))
 
 
 def histogram(

@@ -1,4 +1,4 @@
-"""Retention: how much of the experts' update merged models keep, by group of modules and by matrix."""
+"""Retention: how much of the experts' update merged models keep, by kind of parameter and by matrix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from coram_hf.report.diagnostics.section import Numbers, Section
-from coram_hf.report.retention import GROUPS, Retained
+from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Table
 
 if TYPE_CHECKING:
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 
 def numbers(findings: Findings) -> dict[str, Any]:
-    """r_group = |W_merge - W_0| / RMS_i |W_i - W_0| by merged model, from its weights."""
+    """r_kind = |W_merge - W_0| / RMS_i |W_i - W_0| by merged model, from its weights."""
     updates = {name: record.updates for name, record in findings.survey.tensors.items()}
-    return {model: Retained(moved, updates).by_group() for model, moved in findings.moved.items()}
+    return {
+        model: Retained(moved, updates, findings.inputs.kinds).by_kind()
+        for model, moved in findings.moved.items()
+    }
 
 
 def kept(findings: Findings, name: str) -> dict[str, float | None]:
@@ -27,16 +30,16 @@ def kept(findings: Findings, name: str) -> dict[str, float | None]:
 
 
 def tables(numbers: Numbers) -> list[Table]:
-    """Retention by group and merged model; no table without a merged model."""
+    """Retention by kind and merged model; no table without a merged model."""
     found = numbers["retention"]
-    groups = [group for group in GROUPS if any(group in of for of in found.values())]
-    rows = [[group, *(of.get(group) for of in found.values())] for group in groups]
-    return [Table("Retention by group of modules", ["group", *found], rows)] if found else []
+    kinds = dict.fromkeys(kind for of in found.values() for kind in of)
+    rows = [[kind, *(of.get(kind) for of in found.values())] for kind in kinds]
+    return [Table("Retention by kind of parameter", ["kind", *found], rows)] if found else []
 
 
 SECTION = Section(
     "retention",
-    "How much of the experts' update merged models keep, by group of modules.",
+    "How much of the experts' update merged models keep, by kind of parameter.",
     numbers,
     tables,
     merged=True,

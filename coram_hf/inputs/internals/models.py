@@ -1,27 +1,14 @@
-"""All uses of transformers, peft and accelerate beyond their documented interfaces.
-
-Tested with transformers 5.22.2, peft 0.21.2, accelerate 1.15.0 and torch 2.13.0, and with the lower bounds of
-pyproject.toml: transformers 5.6.0, peft 0.21.0, accelerate 1.1.0. Each function names what it relies on, so
-only this file needs review after an upgrade.
-"""
+"""Internals of transformers: building models, and their names and shapes on disk."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import torch
-from peft import PeftConfig, PeftType
-from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
-from peft.tuners.lora.layer import Linear as LoraLinear
-from peft.tuners.oft.layer import Linear as OFTLinear
-from peft.tuners.oft.layer import OFTLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -34,9 +21,6 @@ from transformers.core_model_loading import (
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
-
-KEY_PREFIX = "base_model.model."
-"""The prefix of module names in PEFT's adapter files."""
 
 
 def put(model: nn.Module, name: str, tensor: Tensor) -> None:
@@ -168,119 +152,6 @@ def not_saved(model: PreTrainedModel) -> Collection[str]:
     return model._keys_to_ignore_on_save or ()
 
 
-def tied_on_load(model: PreTrainedModel) -> Collection[str]:
-    """Names that `from_pretrained` fills from another parameter. Relies on `all_tied_weights_keys`."""
-    return model.all_tied_weights_keys
-
-
-# accelerate
-
-
-def device_hooks(model: nn.Module) -> list[object]:
-    """The hooks with which accelerate moves parameters. Relies on `_hf_hook` of a module."""
-    return [hook for module in model.modules() if (hook := getattr(module, "_hf_hook", None)) is not None]
-
-
-# peft: wrapped layers
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """Whether a module is PEFT's replacement of an original one. Relies on AuxiliaryTrainingWrapper."""
-    return isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
-
-
-def wrapped(module: Any) -> nn.Module | None:
-    """The module that a PEFT module directly wraps; None for an original module.
-
-    Relies on `original_module` (modules_to_save), `token_adapter` (trainable tokens) and `base_layer`.
-    """
-    if isinstance(module, ModulesToSaveWrapper):
-        return module.original_module
-    if isinstance(module, AuxiliaryTrainingWrapper):
-        return cast(Any, module).token_adapter
-    return cast(Any, module).base_layer if isinstance(module, BaseTunerLayer) else None
-
-
-def trained_copy(module: nn.Module, adapter: str) -> nn.Module | None:
-    """The full copy of a module that an adapter has trained, if any. Relies on `modules_to_save`."""
-    copies = module.modules_to_save.items() if isinstance(module, ModulesToSaveWrapper) else ()
-    return dict(copies).get(adapter)
-
-
-def tuner_layer(module: nn.Module) -> Any:
-    """The layer of a wrapper that merges adapters; None for a wrapper of trained copies.
-
-    Relies on `token_adapter` of the wrapper for trainable tokens.
-    """
-    if isinstance(module, BaseTunerLayer):
-        return module
-    return None if isinstance(module, ModulesToSaveWrapper) else cast(Any, module).token_adapter
-
-
-def tuner_layers(layer: nn.Module | None) -> Iterator[Any]:
-    """A layer that merges adapters and those nested in it, outermost first. Relies on BaseTunerLayer."""
-    while isinstance(layer, BaseTunerLayer):
-        yield layer
-        layer = wrapped(layer)
-
-
-def has_adapter(layer: nn.Module, adapter: str) -> bool:
-    """Whether an adapter has parameters in a layer or inside it. Relies on `adapter_layer_names`."""
-    parts = [module for module in layer.modules() if isinstance(module, BaseTunerLayer)]
-    return any(adapter in getattr(part, key, ()) for part in parts for key in part.adapter_layer_names)
-
-
-def forget_adapters(model: PreTrainedModel) -> None:
-    """Clear transformers' record of a model's adapters. Relies on `_hf_peft_config_loaded`."""
-    model._hf_peft_config_loaded = False
-    model.__dict__.pop("peft_config", None)
-
-
-def parameter_mark(config: PeftConfig) -> str:
-    """The prefix of a PEFT method's parameter names, such as lora_. Relies on peft.mapping."""
-    return PEFT_TYPE_TO_PREFIX_MAPPING.get(PeftType(config.peft_type), "")
-
-
-# peft: LoRA
-
-
-def is_plain_lora(layer: nn.Module, adapter: str) -> bool:
-    """Whether an adapter adds B A to a linear layer, unlike variants such as DoRA, and nested layers.
-
-    Relies on peft.tuners.lora.layer and on `lora_variant`.
-    """
-    known = type(layer) is LoraLinear and adapter in layer.lora_A and adapter not in layer.lora_variant
-    return known and not isinstance(wrapped(layer), BaseTunerLayer)
-
-
-def lora_factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
-    """B (outputs x r), scaled, and A (r x inputs) of a plain LoRA layer, in float64. Relies on `scaling`."""
-    B, A = (part[adapter].weight.detach().double() for part in (layer.lora_B, layer.lora_A))
-    return B * layer.scaling[adapter], A
-
-
-# peft: OFT
-
-
-def is_oft_linear(layer: nn.Module) -> bool:
-    """Whether a layer is an OFT layer around a linear one. Relies on peft.tuners.oft.layer."""
-    return isinstance(layer, OFTLinear)
-
-
-def oft_rotation(layer: nn.Module, adapter: str) -> nn.Module | None:
-    """The rotation of an OFT adapter for a layer, if any. Relies on `oft_R`."""
-    rotations = layer.oft_R.items() if isinstance(layer, OFTLayer) else ()
-    return dict(rotations).get(adapter)
-
-
-def rotation_blocks(rotation: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
-    """R of every block (blocks, b, b), as the adapter's own layer computes it.
-
-    Relies on `_project_batch` and `_cayley_batch` of an OFTRotationModule, and on its settings.
-    """
-    clone: Any = copy.deepcopy(rotation).to(dtype)
-    with torch.no_grad():
-        generator = clone._project_batch(clone.weight, eps=clone.eps) if clone.coft else clone.weight
-        return clone._cayley_batch(
-            generator, clone.block_size, clone.use_cayley_neumann, clone.num_cayley_neumann_terms
-        )
+def tied_on_load(model: PreTrainedModel) -> Mapping[str, str]:
+    """Names that `from_pretrained` fills, and from which others. Relies on `all_tied_weights_keys`."""
+    return cast(Mapping[str, str], model.all_tied_weights_keys)

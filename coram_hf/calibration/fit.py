@@ -1,0 +1,92 @@
+"""Factors fitted to the experts' answers: Adam on their logarithms, stopped by answers that are held back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coram_hf.calibration.divergence import Passage, Taught
+from coram_hf.calibration.surrogate import Surrogate
+from coram_hf.config import GROUPS
+
+LEARNING_RATE = 0.15
+PATIENCE = 6
+"""Steps without a lower loss on what is held back, after which a fit stops."""
+
+SMALLEST, LARGEST = 1 / 64, 8.0
+HELD_BACK = 0.25
+
+Step = Callable[[], object]
+
+
+class Fitted(NamedTuple):
+    """Logarithms of the factors, and the loss with them on the answers that were held back."""
+
+    log_c: Tensor
+    held_back: float
+
+
+def per_expert(log_c: Tensor) -> Tensor:
+    """Factors by column from one logarithm per expert."""
+    return log_c.exp()[:, None].expand(-1, len(GROUPS) + 1)
+
+
+def per_group(log_c: Tensor) -> Tensor:
+    """Factors by column from one logarithm per expert and group; what is in no group takes their mean."""
+    return torch.cat([log_c, log_c.mean(1, keepdim=True)], 1).exp()
+
+
+def fit(
+    surrogate: Surrogate,
+    columns: Callable[[Tensor], Tensor],
+    start: Tensor,
+    steps: int,
+    fitted_to: Taught,
+    held_back: Taught,
+    step_done: Step = lambda: None,
+) -> Fitted:
+    """The best factors on the way of Adam from `start`, by the loss on what is held back.
+
+    `columns` makes the surrogate's factors from their logarithms; without answers held back, the loss on the
+    others decides.
+    """
+    log_c = start.detach().double().clone().requires_grad_(True)
+    adam = torch.optim.Adam([log_c], lr=LEARNING_RATE)
+    judge = held_back or fitted_to
+
+    best, since = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge)), 0
+    for _ in range(steps):
+        c = columns(log_c)
+        _, by_c = surrogate.gradient(c, fitted_to)
+        (log_c.grad,) = torch.autograd.grad(c, log_c, by_c)
+        adam.step()
+        with torch.no_grad():
+            log_c.clamp_(math.log(SMALLEST), math.log(LARGEST))
+        found = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge))
+        step_done()
+        best, since = (found, 0) if found.held_back < best.held_back else (best, since + 1)
+        if since >= PATIENCE:
+            break
+    return best
+
+
+def hold_back(taught: Taught, seed: int) -> tuple[dict[str, list[Passage]], dict[str, list[Passage]]]:
+    """The answers to fit to, and a quarter of every teacher's that is held back; a single one is not."""
+    generator = torch.Generator().manual_seed(seed)
+    fitted_to, held = {}, {}
+    for name, passages in taught.items():
+        order = torch.randperm(len(passages), generator=generator).tolist()
+        count = 0 if len(passages) == 1 else max(1, round(HELD_BACK * len(passages)))
+        chosen = set(order[:count])
+        fitted_to[name] = _picked(passages, [i for i in range(len(passages)) if i not in chosen])
+        if chosen:
+            held[name] = _picked(passages, sorted(chosen))
+    return fitted_to, held
+
+
+def _picked(passages: Sequence[Passage], indices: Sequence[int]) -> list[Passage]:
+    return [passages[i] for i in indices]

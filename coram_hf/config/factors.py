@@ -1,0 +1,74 @@
+"""Factors f_i that rescale the experts' updates: one per expert, or one per expert and group of modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from coram_hf.config.declared import Declared, Range
+from coram_hf.errors import CoramError
+
+PARTS, THIRDS = ("attention", "MLP"), ("early", "middle", "late")
+GROUPS = tuple(f"{third} {part}" for part in PARTS for third in THIRDS)
+"""Groups of modules that can have factors of their own: attention and MLP in each third of the depth."""
+
+Factors = tuple[float, ...] | tuple[tuple[float, ...], ...]
+"""f_i in expert order, or for every expert its factors in the order of GROUPS."""
+
+_EXPECTED = f"one number per expert, or {len(GROUPS)} per expert ({', '.join(GROUPS)})"
+_FACTOR = Declared("factors", float, range=Range("(0, inf)"))
+
+
+def check_factors(factors: Any) -> Factors:
+    """Return factors as floats; text as on the command line is read first."""
+    given = read_factors(factors) if isinstance(factors, str) else factors
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise CoramError(f"factors must be {_EXPECTED}, found {factors!r}")
+    rows = list(given)
+    if not rows:
+        raise CoramError(f"factors must be {_EXPECTED}, found none")
+    if any(isinstance(row, Iterable) for row in rows):
+        for row in rows:
+            if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(GROUPS):
+                raise CoramError(f"factors must be {_EXPECTED}, found {row!r} for one expert")
+        return tuple(tuple(float(_FACTOR.checked(number)) for number in row) for row in rows)
+    return tuple(float(_FACTOR.checked(number)) for number in rows)
+
+
+def read_factors(text: str) -> list[Any]:
+    """Factors as written on the command line: experts separated by commas, groups by slashes."""
+    try:
+        rows = [[float(number) for number in row.split("/")] for row in text.split(",")]
+    except ValueError:
+        raise CoramError(
+            f"factors: {text!r} is not a list of numbers; separate experts by commas and groups by slashes"
+        ) from None
+    return rows if any(len(row) > 1 for row in rows) else [row[0] for row in rows]
+
+
+def write_factors(factors: Iterable[Any]) -> str:
+    """Factors as text, the inverse of `read_factors`."""
+    return ",".join(
+        "/".join(map(repr, row)) if isinstance(row, list | tuple) else repr(row) for row in factors
+    )
+
+
+def check_count(factors: Factors, n_experts: int) -> None:
+    """Raise unless there are factors for every expert."""
+    if len(factors) != n_experts:
+        raise CoramError(f"factors: found {len(factors)} for {n_experts} experts; pass {_EXPECTED}")
+
+
+def factors_in(factors: Factors, group: int | None) -> tuple[float, ...]:
+    """f_i of one group of modules; what is in no group (None) takes the geometric mean over the groups."""
+    return tuple(
+        row if isinstance(row, float) else geometric_mean(row) if group is None else row[group]
+        for row in factors
+    )
+
+
+def geometric_mean(numbers: Iterable[float]) -> float:
+    """exp(mean log x)."""
+    logarithms = [math.log(number) for number in numbers]
+    return math.exp(math.fsum(logarithms) / len(logarithms))

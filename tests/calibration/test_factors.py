@@ -1,0 +1,122 @@
+"""Factors in a configuration: what they do to a merge, in memory and in files, by expert and by group."""
+
+import math
+
+import pytest
+import torch
+from helpers.calibration_reference import summed
+from helpers.folders import assert_same_tensors, on_disk
+from helpers.models import fine_tuned, tiny_llama
+
+from coram_hf import CoramConfig, CoramError, CoramMerger, MergeReport
+from coram_hf.config import GROUPS, factors_in, read_factors, write_factors
+
+GROUPED = ((0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (2.0, 1.5, 1.0, 0.5, 0.25, 0.125))
+
+
+def models(layers=3):
+    base = tiny_llama(num_hidden_layers=layers)
+    return base, {
+        name: fine_tuned(base, size, i) for i, (name, size) in enumerate([("a", 0.04), ("b", 0.02)])
+    }
+
+
+def group_of(name):
+    """The group of a parameter of a Llama of three layers; norms count with the MLP beside them."""
+    parts = name.split(".")
+    return (0 if parts[3] == "self_attn" else 3) + int(parts[2]) if parts[1] == "layers" else None
+
+
+def merge(base, experts, config, **options):
+    return CoramMerger(base, experts, config, progress=False, **options)
+
+
+def test_groups_are_attention_and_mlp_by_thirds_of_the_depth():
+    from coram_hf.inputs.groups import find_groups
+    from coram_hf.inputs.kinds import find_kinds
+
+    model = tiny_llama(num_hidden_layers=7)
+    found = find_groups(model, find_kinds(model))
+    thirds = ["early", "early", "early", "middle", "middle", "late", "late"]
+    for layer, third in enumerate(thirds):
+        assert GROUPS[found[f"model.layers.{layer}.self_attn.q_proj.weight"]] == f"{third} attention"
+        assert GROUPS[found[f"model.layers.{layer}.mlp.up_proj.weight"]] == f"{third} MLP"
+    assert "model.embed_tokens.weight" not in found
+
+
+@pytest.mark.parametrize("line", ["full", "SS(ca+ave,variance).ta", "DEC(full)"])
+@pytest.mark.parametrize("factors", [(0.5, 2.0), GROUPED])
+def test_factors_scale_the_experts_before_they_are_merged(line, factors):
+    base, experts = models()
+    given = merge(base, experts, CoramConfig.from_line(line, factors=factors, lam=1.5)).merge()
+    rescaled = []
+    for i, expert in enumerate(experts.values()):
+        scaled = summed(
+            base, [expert], expert.state_dict(), lambda _, name, i=i: factors_in(factors, group_of(name))[i]
+        )
+        rescaled.append(scaled)
+    expected = merge(base, rescaled, CoramConfig.from_line(line, lam=1.5)).merge()
+    for name, tensor in expected.model.state_dict().items():
+        torch.testing.assert_close(given.model.state_dict()[name], tensor, rtol=0, atol=2e-6)
+    assert given.report.dispersion == pytest.approx(expected.report.dispersion, rel=1e-4)
+    assert given.report.c_rms == pytest.approx(expected.report.c_rms, rel=1e-4)
+    assert given.report.unbalanced_dispersion == pytest.approx(2.0, rel=0.1)
+
+
+def test_the_rule_sees_the_updates_that_are_merged():
+    base, experts = models()
+    plain = merge(base, experts, CoramConfig(factors=(20.0, 1.0))).inspect()
+    assert plain.dispersion == pytest.approx(40, rel=0.1)
+    assert plain.kappa == 0.5
+    assert plain.balance_factors == pytest.approx({"a": 20.0, "b": 1.0})
+
+
+@pytest.mark.parametrize("line", ["full", "DEC(full,ridge)"])
+def test_files_and_memory_agree_on_factors(tmp_path, line):
+    base, experts = models()
+    sources = on_disk(tmp_path, base, experts)
+    config = CoramConfig.from_line(line, factors=GROUPED)
+    report = merge(*sources, config).merge_to(tmp_path / "merged")
+    in_memory = merge(*sources, config).merge()
+    in_memory.save_pretrained(tmp_path / "memory")
+    assert_same_tensors(tmp_path / "merged", tmp_path / "memory")
+    assert report.lam == pytest.approx(in_memory.report.lam, rel=1e-9)
+    again = CoramConfig.from_report(MergeReport.load(tmp_path / "merged"))
+    assert again.factors == GROUPED
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ((1.0, 0.0), "above 0"),
+        ((1.0, math.inf), "finite"),
+        ((1.0, "2"), "for one expert"),
+        (((1.0,) * 6, (1.0,) * 5), "6 per expert"),
+        ((), "found none"),
+        ({"a": 1.0}, "one number per expert"),
+        ("1,x", "separate experts by commas"),
+    ],
+)
+def test_unusable_factors_are_refused(factors, message):
+    with pytest.raises(CoramError, match=message):
+        CoramConfig(factors=factors)
+
+
+def test_factors_must_fit_the_experts_and_exclude_balance():
+    base, experts = models(1)
+    with pytest.raises(CoramError, match="found 3 for 2 experts"):
+        merge(base, experts, CoramConfig(factors=(1.0, 1.0, 1.0)))
+    with pytest.raises(CoramError, match="mutually exclusive"):
+        CoramConfig(factors=(1.0, 1.0), balance="root")
+
+
+@pytest.mark.parametrize("factors", [(0.5, 2.0), GROUPED])
+def test_factors_as_text_read_back(factors):
+    assert CoramConfig(factors=write_factors(factors)).factors == factors
+    assert CoramConfig(factors=read_factors(write_factors(factors))).factors == factors
+
+
+def test_what_is_in_no_group_takes_the_geometric_mean():
+    mean = [math.prod(row) ** (1 / 6) for row in GROUPED]
+    assert factors_in(GROUPED, None) == pytest.approx(mean)
+    assert factors_in((0.5, 2.0), None) == (0.5, 2.0)
