@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coram_hf.config import CoramConfig, Decorrelate
 from coram_hf.geometry.decorrelate import decorrelated, default_rank
-from coram_hf.geometry.linalg import gram_of_columns
+from coram_hf.geometry.linalg import gram_of_columns, rows_through_gram
 
 Factors = tuple[Tensor, Tensor]
 """B (m x r) and A (r x n) of an update B A of low rank."""
@@ -143,9 +143,9 @@ def _shared(updates: Sequence[Tensor]) -> Tensor:
         images = [gram_of_columns(tau) for tau in updates]
     else:
         seeded = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (width, PROBES), generator=seeded).to(updates[0])
+        signs = torch.randint(0, 2, (PROBES, width), generator=seeded).to(updates[0])
         probes = (2 * signs - 1) / math.sqrt(PROBES)
-        images = [tau.mT @ (tau @ probes) for tau in updates]
+        images = [rows_through_gram(probes, tau) for tau in updates]
     flat = torch.stack([image.flatten() for image in images])
     return (flat @ flat.mT).to("cpu", torch.float64)
 

@@ -1,6 +1,7 @@
 """Singular vectors, inverse roots and the largest eigenvalue from Gram matrices, in float64.
 
-On the CPU, numpy's Gram matrix takes half the products of torch's, and its eigendecomposition is faster.
+On the CPU, numpy's Gram matrix takes half the products of torch's; its eigendecomposition, and products with
+a few rows, are faster, too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ def gram_of_columns(A: Tensor) -> Tensor:
         return A.mT @ A
     X = A.numpy()
     return torch.from_numpy(X.T @ X)
+
+
+def rows_through_gram(rows: Tensor, A: Tensor) -> Tensor:
+    """Z A^T A for a few rows Z."""
+    if A.device.type != "cpu":
+        return (rows @ A.mT) @ A
+    X = A.numpy()
+    return torch.from_numpy((rows.numpy() @ X.T) @ X)
 
 
 def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
