@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.evaluation.questions import Question, Task
+from coram_hf.inputs.text import without_end
 
 Reader = PreTrainedTokenizerBase | ProcessorMixin
 """What turns text, or text with images, into the inputs of a model."""
