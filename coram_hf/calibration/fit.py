@@ -13,8 +13,7 @@ from coram_hf.calibration.divergence import Passage, Taught
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.config import GROUPS
 
-LEARNING_RATE = 0.15
-PATIENCE = 6
+PATIENCE = 8
 """Steps without a lower loss on what is held back, after which a fit stops."""
 
 SMALLEST, LARGEST = 1 / 64, 8.0
@@ -45,6 +44,7 @@ def fit(
     columns: Callable[[Tensor], Tensor],
     start: Tensor,
     steps: int,
+    rate: float,
     fitted_to: Taught,
     held_back: Taught,
     step_done: Step = lambda: None,
@@ -55,7 +55,7 @@ def fit(
     others decides.
     """
     log_c = start.detach().double().clone().requires_grad_(True)
-    adam = torch.optim.Adam([log_c], lr=LEARNING_RATE)
+    adam = torch.optim.Adam([log_c], lr=rate)
     judge = held_back or fitted_to
 
     best, since = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge)), 0

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from coram_hf.amplitude import balance_factors
 from coram_hf.calibration.divergence import Taught, divergence, mean_divergence
-from coram_hf.calibration.fit import fit, hold_back, per_expert, per_group
+from coram_hf.calibration.fit import Fitted, fit, hold_back, per_expert, per_group
 from coram_hf.calibration.prompts import PromptSources
 from coram_hf.calibration.search import EVALUATIONS, Curve, best, is_at_bound, rounded, search_lambda
 from coram_hf.calibration.surrogate import Surrogate
@@ -29,7 +29,13 @@ from coram_hf.report.calibration import Calibration
 REACH, REACH_AFTER_FIT = 4.0, 2.0
 """How far lambda is searched, as a factor each way: around the rule's, and around that of a fit."""
 
+FEWER = 7
+"""Evaluations of a search whose lambda is not all that is fitted."""
+
 STEPS = {"expert": 18, "group": 30}
+RATES = {"expert": 0.15, "group": 0.05}
+"""Steps of Adam, and their size. Groups start from the factors of their experts, which are nearly right."""
+
 START = 0.5
 """Factors start from those of balance="root", times this."""
 
@@ -92,14 +98,15 @@ def calibrate(
     before, shift = divergence(merge.model, taught), divergence(merge.model, neutral)["base"]
 
     search = partial(_search, inputs=inputs, taught=taught, held=held or taught, progress=progress)
-    found = [search("lambda", merge, start, REACH)]
-    if config.granularity != "lambda":
+    alone = config.granularity == "lambda"
+    found = [search("lambda", merge, start, REACH, EVALUATIONS if alone else FEWER)]
+    if not alone:
         fits = _fitted(merge, inputs, merged_with, config, fitted_to, held, progress)
         merge.rescale_(best(found[0].curve))
         sum_of_updates = float(len(inputs.experts))
         for granularity, factors in fits.items():
             fitted = replace(merged_with, balance=None, factors=factors, lam=sum_of_updates)
-            found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT))
+            found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWER))
             if found[-1].held_back < found[0].held_back:
                 break
     chosen = min(found, key=lambda one: one.held_back)
@@ -130,6 +137,7 @@ def _search(
     merge: AnyMerge,
     start: float,
     reach: float,
+    evaluations: int,
     *,
     inputs: Inputs,
     taught: Taught,
@@ -138,14 +146,14 @@ def _search(
 ) -> Candidate[AnyMerge]:
     """Search lambda on all answers: a single number hardly overfits."""
     placed(merge.model, inputs)
-    with tqdm(total=EVALUATIONS, desc="calibrate: lambda", disable=not progress) as bar:
+    with tqdm(total=evaluations, desc="calibrate: lambda", disable=not progress) as bar:
 
         def loss(lam: float) -> float:
             merge.rescale_(lam)
             bar.update()
             return mean_divergence(divergence(merge.model, taught))
 
-        curve = search_lambda(loss, start, reach)
+        curve = search_lambda(loss, start, reach, evaluations)
     if not math.isfinite(min(curve.values())):
         raise CoramError(
             "calibrate: the merge's probabilities are not finite at any lambda; check the experts"
@@ -174,10 +182,14 @@ def _fitted(
         Surrogate(merge.model, inputs, plain, progress) as surrogate,
         tqdm(total=steps, desc="calibrate: factors", disable=not progress) as bar,
     ):
-        single = fit(surrogate, per_expert, start, STEPS["expert"], fitted_to, held, bar.update)
+
+        def fitted(how: str, columns: Callable[[Tensor], Tensor], start: Tensor) -> Fitted:
+            return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.update)
+
+        single = fitted("expert", per_expert, start)
         if grouped:
             spread = single.log_c[:, None].repeat(1, len(GROUPS))
-            several = fit(surrogate, per_group, spread, STEPS["group"], fitted_to, held, bar.update)
+            several = fitted("group", per_group, spread)
             if several.held_back < single.held_back:
                 found["group"] = tuple(_numbers(row) for row in several.log_c)
     found["expert"] = _numbers(single.log_c)

@@ -13,6 +13,9 @@ def demo(
         "demo"
     ),
     questions: Annotated[int, typer.Option(min=1, max=100, help="Held-out questions per task.")] = 30,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Also merge calibrated on four unlabelled prompts per task.")
+    ] = False,
 ) -> None:
     """Merge five real adapters of SmolLM2-135M, score them on held-out questions, and show the answers.
 
@@ -20,4 +23,4 @@ def demo(
     """
     from coram_hf.demo import run_demo
 
-    run_demo(output, questions)
+    run_demo(output, questions, calibrate=calibrate)

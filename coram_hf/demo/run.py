@@ -9,6 +9,7 @@ from typing import Any, cast
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluation.light import Score, score
 from coram_hf.evaluation.questions import Task, read_task
@@ -24,8 +25,11 @@ EXPERTS = ("clock", "initials", "order", "sql", "triage")
 """The even suite: each names an adapter and the task that it was trained for."""
 
 
-def run_demo(folder: str | Path, questions: int) -> Path:
-    """Merge into `folder`/merged by the rule, print the scores of base, experts and merge; return it."""
+def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> Path:
+    """Merge into `folder`/merged by the rule, print the scores of base, experts and merge; return it.
+
+    `calibrate` also merges decorrelated and calibrated on four prompts per expert, into `folder`/calibrated.
+    """
     folder, started = Path(folder), time.perf_counter()
     base = build_base(folder / Path(MODEL_ID).name)
     adapters = {name: SUITE / "adapters" / name for name in EXPERTS}
@@ -43,10 +47,14 @@ def run_demo(folder: str | Path, questions: int) -> Path:
     before = _load(base)
     rows = {"base": {name: score(before, tokenizer, tasks[name], questions) for name in EXPERTS}}
     rows["its expert"] = _score_experts(before, tokenizer, adapters, tasks, questions)
-    after = _load(merged)
-    rows["CORAM"] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
+    after, shown = _load(merged), "CORAM"
+    rows[shown] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
+    if calibrate:
+        merged, shown = folder / "calibrated", "calibrated"
+        after = _calibrated(base, adapters, merged)
+        rows[shown] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
     print(_scores(rows))
-    error = sum(found.standard_error**2 for found in rows["CORAM"].values()) ** 0.5 / len(EXPERTS)
+    error = sum(found.standard_error**2 for found in rows[shown].values()) ** 0.5 / len(EXPERTS)
     print(f"percent right of {questions} held-out questions per task; the merge's average +- {error:.1%}\n")
 
     for task in tasks.values():
@@ -54,6 +62,19 @@ def run_demo(folder: str | Path, questions: int) -> Path:
     seconds = time.perf_counter() - started
     print(f"{merged} holds the model and its card, {folder / 'report.html'} shows the merge; {seconds:.0f} s")
     return merged
+
+
+def _calibrated(base: Path, adapters: dict[str, Path], folder: Path) -> PreTrainedModel:
+    """Merge decorrelated, calibrated on a few prompts that are neither trained on nor tested with."""
+    started = time.perf_counter()
+    how = CalibrationConfig(granularity="expert", answer_line=True)
+    prompts, config = SUITE / "prompts", CoramConfig.from_line("DEC(full)")
+    result = CoramMerger(base, adapters, config, calibrate=prompts, calibration=how).merge(keep_update=False)
+    result.save_pretrained(folder)
+    found = result.report.calibration
+    counts = f"{sum(found['prompts'].values())} prompts in {time.perf_counter() - started:.0f} s"
+    print(f"calibrated on {counts}: lambda {result.report.lam:g}, factors {found['factors']}\n")
+    return result.model
 
 
 def _is_ours(folder: Path) -> bool:
