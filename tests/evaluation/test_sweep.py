@@ -228,6 +228,7 @@ sweep(Path(sys.argv[1]), output=sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_gives_the_same_table(suite, whole, counted, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     run = subprocess.run(

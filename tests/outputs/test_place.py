@@ -14,6 +14,7 @@ from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, units, without_data
 from coram_hf.outputs.pages import forget
 from coram_hf.outputs.place import FileTensor
+from coram_hf.outputs.spool import Spool
 
 OFFSET = 13
 DTYPES = [torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool, torch.float8_e4m3fn]
@@ -107,7 +108,7 @@ def test_what_is_on_the_disk_leaves_the_page_cache(tmp_path, monkeypatch):
     layout = Layout(skeleton, [units(skeleton)], "50GB")
     monkeypatch.setattr(folder_module, "SYNC_BYTES", 2**12)
     path = tmp_path / "model.safetensors"
-    with FolderSink(tmp_path, layout, layout.files(0), {}, {}) as sink:
+    with FolderSink(tmp_path, layout, layout.files(0), {}, {}, Spool(tmp_path / "kept")) as sink:
         sink.write(
             {unit[0]: sink.unchanged(unit[0], model.state_dict()[unit[0]]) for unit in units(skeleton)}
         )
