@@ -23,6 +23,10 @@ EXACT_WIDTH = 256
 """The widest matrix whose overlap is computed exactly."""
 
 
+ROUNDING = 100
+"""Singular values of a core are zero below this multiple of the precision, relative to the largest."""
+
+
 class Decorrelation(NamedTuple):
     """Sums over matrices: |tau~_i|^2 of every expert, and <G_i, G_j> before and after, with G = tau^T tau."""
 
@@ -132,7 +136,7 @@ def _assembled(
 def _between(frame: Factors, core: Tensor) -> Factors:
     """Q core P^T as factors of the rank of the core."""
     (Q, P), (U, S, Vh) = frame, torch.linalg.svd(core, full_matrices=False)
-    rank = int((S > torch.finfo(S.dtype).eps * float(S[0])).sum()) if len(S) else 0
+    rank = int((S > ROUNDING * torch.finfo(S.dtype).eps * float(S[0])).sum()) if len(S) else 0
     return Q @ (U[:, :rank] * S[:rank]), Vh[:rank] @ P.mT
 
 
