@@ -38,7 +38,7 @@ OTHER_MODALITIES = ("vision", "image", "audio", "speech", "video", "vq")
 
 
 def with_targets(inputs: Inputs, target_modules: str | tuple[str, ...] | None, *, required: bool) -> Inputs:
-    """The same inputs with other target matrices; nothing is opened again."""
+    """Inputs with other target matrices; nothing is opened again."""
     found = {t.name: t for t in find_targets(inputs.model, target_modules, required=required)}
     others = {name: inputs.base.original(name) for name in inputs.base if name not in found}
     return replace(
