@@ -169,9 +169,8 @@ def quickstart_report() -> MergeReport:
     return CoramMerger(base, experts, config, progress=False).merge(keep_update=False).report
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "model_cards"
-    torch.set_num_threads(1)
+def write_cards(folder: Path) -> None:
+    """Write every example card into a folder."""
     cards = {name: render_card(suite_report(suite)) for name, suite in SUITES.items()}
     cards["quickstart"] = render_card(quickstart_report())
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,4 +183,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    write_cards(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "model_cards")

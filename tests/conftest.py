@@ -3,6 +3,7 @@ import os
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # bitsandbytes loads torch's compiler when it is imported
 
 import pytest  # noqa: E402
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.inputs.text import batches, padded
+from coram_hf.inputs.text import batches, last_logits, padded
 
 BATCH_TOKENS = 1024
 """Tokens in one forward pass, forward and backward."""
@@ -48,22 +46,13 @@ def log_probabilities(
     for batch in batches([len(row) for row in rows], BATCH_TOKENS):
         tokens, mask = padded([rows[i] for i in batch])
         first = min(len(texts[i][0]) for i in batch) - 1
-        logits = _logits(model, tokens, mask, tokens.shape[1] - first)
+        logits = last_logits(model, tokens, mask, tokens.shape[1] - first)
         found = []
         for place, i in enumerate(batch):
             own = logits[place, len(texts[i][0]) - 1 - first : len(rows[i]) - first]
             wide = own.to(torch.promote_types(own.dtype, torch.float32))
             found.append((i, wide.log_softmax(-1).clamp_min(IMPOSSIBLE)))
         yield found
-
-
-def _logits(model: PreTrainedModel, tokens: Tensor, mask: Tensor, last: int) -> Tensor:
-    """The logits of the last places; where a model cannot leave out the others, they are cut off."""
-    leaves_out = "logits_to_keep" in inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"logits_to_keep": last} if leaves_out else {}
-    device = model.device
-    output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **options)
-    return cast(Tensor, output.logits)[:, -last:]
 
 
 def divergences(model: PreTrainedModel, passages: Sequence[Passage]) -> Iterator[list[tuple[int, Tensor]]]:

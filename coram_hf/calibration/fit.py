@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,11 @@ from coram_hf.calibration.divergence import Passage, Taught
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.config import GROUPS
 
-PATIENCE = 8
-"""Steps without a lower loss on what is held back, after which a fit stops."""
+PASSAGES = 4
+"""Answers per teacher in one step; all of them take turns."""
+
+CHECK, PATIENCE = 3, 3
+"""Steps between two looks at what is held back, and looks without a lower loss after which a fit stops."""
 
 SMALLEST, LARGEST = 1 / 64, 8.0
 HELD_BACK = 0.25
@@ -56,22 +60,34 @@ def fit(
     """
     log_c = start.detach().double().clone().requires_grad_(True)
     adam = torch.optim.Adam([log_c], lr=rate)
-    judge = held_back or fitted_to
+    judge, turns = held_back or fitted_to, _turns(fitted_to)
 
     best, since = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge)), 0
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         c = columns(log_c)
-        _, by_c = surrogate.gradient(c, fitted_to)
+        _, by_c = surrogate.gradient(c, next(turns))
         (log_c.grad,) = torch.autograd.grad(c, log_c, by_c)
         adam.step()
         with torch.no_grad():
             log_c.clamp_(math.log(SMALLEST), math.log(LARGEST))
-        found = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge))
         step_done()
-        best, since = (found, 0) if found.held_back < best.held_back else (best, since + 1)
+        if step % CHECK == 0 or step == steps:
+            found = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge))
+            best, since = (found, 0) if found.held_back < best.held_back else (best, since + 1)
         if since >= PATIENCE:
             break
     return best
+
+
+def _turns(taught: Taught) -> Iterator[dict[str, list[Passage]]]:
+    """A few passages of every teacher at a time, over and over."""
+    for step in count():
+        yield {
+            name: [
+                passages[(step * PASSAGES + i) % len(passages)] for i in range(min(PASSAGES, len(passages)))
+            ]
+            for name, passages in taught.items()
+        }
 
 
 def hold_back(taught: Taught, seed: int) -> tuple[dict[str, list[Passage]], dict[str, list[Passage]]]:
@@ -80,8 +96,8 @@ def hold_back(taught: Taught, seed: int) -> tuple[dict[str, list[Passage]], dict
     fitted_to, held = {}, {}
     for name, passages in taught.items():
         order = torch.randperm(len(passages), generator=generator).tolist()
-        count = 0 if len(passages) == 1 else max(1, round(HELD_BACK * len(passages)))
-        chosen = set(order[:count])
+        held_count = 0 if len(passages) == 1 else max(1, round(HELD_BACK * len(passages)))
+        chosen = set(order[:held_count])
         fitted_to[name] = _picked(passages, [i for i in range(len(passages)) if i not in chosen])
         if chosen:
             held[name] = _picked(passages, sorted(chosen))

@@ -37,7 +37,7 @@ RATES = {"expert": 0.15, "group": 0.05}
 """Steps of Adam, and their size. Groups start from the factors of their experts, which are nearly right."""
 
 START = 0.5
-"""Factors start from those of balance="root", times this."""
+"""Factors start from those of balance="root", times this, or from the best lambda, whichever is better."""
 
 FACTOR_DIGITS = 4
 """Significant digits of fitted factors, so that they are short to write."""
@@ -101,8 +101,9 @@ def calibrate(
     alone = config.granularity == "lambda"
     found = [search("lambda", merge, start, REACH, EVALUATIONS if alone else FEWER)]
     if not alone:
-        fits = _fitted(merge, inputs, merged_with, config, fitted_to, held, progress)
-        merge.rescale_(best(found[0].curve))
+        lam = best(found[0].curve)
+        fits = _fitted(merge, inputs, merged_with, config, fitted_to, held, lam, progress)
+        merge.rescale_(lam)
         sum_of_updates = float(len(inputs.experts))
         for granularity, factors in fits.items():
             fitted = replace(merged_with, balance=None, factors=factors, lam=sum_of_updates)
@@ -169,11 +170,12 @@ def _fitted(
     config: CalibrationConfig,
     fitted_to: Taught,
     held: Taught,
+    lam: float,
     progress: bool,
 ) -> dict[Granularity, Factors]:
     """Factors per group of modules, if asked for and better on what is held back, and per expert."""
     root = balance_factors(merge.report.relative_updates, "root")
-    start = torch.tensor([START * f for f in root.values()], dtype=torch.float64).log()
+    starts = [[START * f for f in root.values()], [lam / len(root)] * len(root)]
     grouped = config.granularity == "group" and bool(held)
     steps = STEPS["expert"] + (STEPS["group"] if grouped else 0)
     plain = replace(merged_with, balance=None, factors=None)
@@ -186,7 +188,9 @@ def _fitted(
         def fitted(how: str, columns: Callable[[Tensor], Tensor], start: Tensor) -> Fitted:
             return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.update)
 
-        single = fitted("expert", per_expert, start)
+        logs = [torch.tensor(start, dtype=torch.float64).log() for start in starts]
+        losses = [surrogate.loss(per_expert(log_c), fitted_to) for log_c in logs]
+        single = fitted("expert", per_expert, logs[losses.index(min(losses))])
         if grouped:
             spread = single.log_c[:, None].repeat(1, len(GROUPS))
             several = fitted("group", per_group, spread)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.asking import Asked, Asker, Reader
 from coram_hf.evaluation.questions import Question, Task
-from coram_hf.inputs.text import batches, context_length, padded
+from coram_hf.inputs.text import batches, context_length, last_logits, padded
 
 logger = logging.getLogger("coram_hf")
 
@@ -27,11 +28,13 @@ BATCH_TOKENS = 1024
 """Tokens in one forward pass; their logits over the vocabulary are what takes memory."""
 
 
-class Score(NamedTuple):
-    """How many questions were right."""
+@dataclass(frozen=True)
+class Score:
+    """How many questions were right, and which."""
 
     correct: int
     total: int
+    outcomes: tuple[bool, ...] = field(default=(), compare=False)
 
     @property
     def accuracy(self) -> float:
@@ -58,7 +61,8 @@ def score(model: PreTrainedModel, reader: Reader, task: Task, limit: int | None 
     if undefined:
         logger.warning("task %r: %d of %d answers of the model are NaN", task.name, undefined, len(found))
     answers = iter(found)
-    return Score(sum(_is_right(question, answers) for question in questions), len(questions))
+    outcomes = tuple(_is_right(question, answers) for question in questions)
+    return Score(sum(outcomes), len(outcomes), outcomes)
 
 
 def check_limit(limit: int | None) -> None:
@@ -131,11 +135,12 @@ def _continuations(model: PreTrainedModel, encoded: Sequence[Asked]) -> Iterator
     for batch in batches([len(row) for row in inputs], BATCH_TOKENS):
         rows = [inputs[i] for i in batch]
         ids, mask = padded(rows)
+        first = min(len(encoded[i].before) for row in rows for i in alike[row]) - 1
         with torch.inference_mode():
-            output: Any = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
+            output = last_logits(model, ids, mask, ids.shape[1] - first)
         for place, row in enumerate(rows):
             for i in alike[row]:
-                logits = output.logits[place, len(encoded[i].before) - 1 : len(row)]
+                logits = output[place, len(encoded[i].before) - 1 - first : len(row) - first]
                 found[i] = _judge(logits, torch.tensor(encoded[i].after, device=logits.device))
     return (found[i] for i in range(len(encoded)))
 

@@ -1,7 +1,7 @@
 """Singular vectors, inverse roots and the largest eigenvalue from Gram matrices, in float64.
 
-On the CPU, numpy's Gram matrix takes half the products of torch's; its eigendecomposition, and products with
-a few rows, are faster, too.
+On one core, numpy's Gram matrix takes half the products of torch's; its eigendecomposition, and products with
+a few rows, are faster, too. On several cores its threads and torch's would wait for each other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ def gram(blocks: Iterable[Tensor]) -> Tensor:
     return total
 
 
+def _on_one_core(A: Tensor) -> bool:
+    return A.device.type == "cpu" and torch.get_num_threads() == 1
+
+
 def gram_of_columns(A: Tensor) -> Tensor:
     """A^T A in the dtype of A."""
-    if A.device.type != "cpu":
+    if not _on_one_core(A):
         return A.mT @ A
     X = A.numpy()
     return torch.from_numpy(X.T @ X)
@@ -42,7 +46,7 @@ def gram_of_columns(A: Tensor) -> Tensor:
 
 def rows_through_gram(rows: Tensor, A: Tensor) -> Tensor:
     """Z A^T A for a few rows Z."""
-    if A.device.type != "cpu":
+    if not _on_one_core(A):
         return (rows @ A.mT) @ A
     X = A.numpy()
     return torch.from_numpy((rows.numpy() @ X.T) @ X)
@@ -50,7 +54,7 @@ def rows_through_gram(rows: Tensor, A: Tensor) -> Tensor:
 
 def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues in ascending order, and eigenvectors, of a symmetric matrix."""
-    if symmetric.device.type != "cpu":
+    if not _on_one_core(symmetric):
         values, vectors = torch.linalg.eigh(symmetric)
         return values, vectors
     found = np.linalg.eigh(symmetric.numpy())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,3 +51,12 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Tensor
         tokens[place, held] = torch.tensor(row, dtype=torch.long)
         mask[place, held] = 1
     return tokens, mask
+
+
+def last_logits(model: PreTrainedModel, tokens: Tensor, mask: Tensor, last: int) -> Tensor:
+    """The logits of the last places; where a model cannot leave out the others, they are cut off."""
+    leaves_out = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"logits_to_keep": last} if leaves_out else {}
+    device = model.device
+    output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **options)
+    return cast(Tensor, output.logits)[:, -last:]

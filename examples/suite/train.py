@@ -1,7 +1,7 @@
 """Train the experts of the suite: adapters of the base, or full fine-tunes by the same loop.
 
-    python examples/suite/train.py                    # every expert that is not there yet
-    python examples/suite/train.py --task sql --full  # one, as a full fine-tune, into full/sql
+    python examples/suite/train.py                    # every adapter that is not there yet
+    python examples/suite/train.py --full             # every full fine-tune that is not there yet, into full/
     python examples/suite/train.py --task sql --steps 50 --lr 1e-3 --out /tmp/sql
 
 The loss is the cross entropy of the answer and the newline after it. Same seed, machine and number of
@@ -56,6 +56,16 @@ EXPERTS = {
     "triage": Recipe("triage", steps=60),
     HARD: Recipe("initials", steps=80, lr=8e-3),
 }
+FULL = {
+    "clock": Recipe("clock", "full", 0, steps=60, lr=5e-5),
+    "initials": Recipe("initials", "full", 0, steps=24, lr=3e-5),
+    "order": Recipe("order", "full", 0, steps=30, lr=3e-5),
+    "sql": Recipe("sql", "full", 0, steps=20, lr=3e-5),
+    "triage": Recipe("triage", "full", 0, steps=36, lr=3e-5),
+    HARD: Recipe("initials", "full", 0, steps=60, lr=4e-4),
+}
+"""Trained less far than the adapters, and in all weights, embeddings and norms included."""
+
 EVEN = [name for name in EXPERTS if name != HARD]
 UNEVEN = [HARD if name == "initials" else name for name in EVEN]
 CARD = """---
@@ -80,8 +90,6 @@ def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
         model = get_peft_model(model, adapter_config(recipe))
         inner = model.get_base_model()
         model.peft_config["default"].base_model_name_or_path = MODEL_ID
-    else:
-        inner.get_input_embeddings().requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=0.0)
     examples = [encode(tokenizer, q) for q in read_task(data / recipe.task / "train.jsonl").questions]
@@ -162,7 +170,7 @@ def main() -> None:
     parser.add_argument(
         "--task", dest="expert", choices=EXPERTS, help="one expert; all that are missing if left out"
     )
-    parser.add_argument("--full", action="store_true", help="train all weights but the embeddings")
+    parser.add_argument("--full", action="store_true", help="train all weights")
     parser.add_argument("--method", choices=("lora", "oft"))
     for field, kind in FIELDS.items():
         parser.add_argument(f"--{field}", type=kind)
@@ -173,13 +181,11 @@ def main() -> None:
     if options.out and not options.expert:
         parser.error("--out is the folder of one expert; say which with --task")
     base = build_base(options.base)
-    for name, recipe in EXPERTS.items():
+    for name, recipe in (FULL if options.full else EXPERTS).items():
         if options.expert not in (None, name):
             continue
         asked = {field: getattr(options, field) for field in ("method", *FIELDS)}
         given = {field: value for field, value in asked.items() if value is not None}
-        if options.full:
-            given = {"lr": recipe.lr / 20, **given, "method": "full"}
         recipe = replace(recipe, **given)
         out = options.out or HERE / ("full" if options.full else "adapters") / name
         if not (out / "training.json").is_file():

@@ -16,11 +16,12 @@ class Run(NamedTuple):
     stderr: str
 
 
-def coram_hf(*arguments):
-    """The command line in this process, as `coram-hf` starts it."""
-    stdout, stderr = io.StringIO(), io.StringIO()
+def coram_hf(*arguments, stdout=None):
+    """The command line in this process, as `coram-hf` starts it; what it prints may go to a file instead."""
+    printed, stderr = io.StringIO(), io.StringIO()
+    stdout = stdout or printed
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
         patch.setattr(sys, "argv", ["coram-hf", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             main()
-    return Run(stop.value.code or 0, stdout.getvalue(), stderr.getvalue())
+    return Run(stop.value.code or 0, printed.getvalue(), stderr.getvalue())

@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -252,7 +253,14 @@ def dataset(folder):
     return {"questions": questions, "shot": shown.task.shots[0].prompt, "refusals": refusals}
 
 
+def without_waiting():
+    """Let the client retry at once; it waits up to eight seconds after every failure."""
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(min(seconds, 0.01))
+
+
 if __name__ == "__main__":
+    without_waiting()
     where = Path(sys.argv[1])
     for line in sys.stdin:
         print(json.dumps(globals()[line.strip()](where)), flush=True)

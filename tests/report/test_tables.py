@@ -3,8 +3,6 @@
 import io
 import os
 import pty
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -69,13 +67,13 @@ def test_terminal_and_notebook_show_the_same_numbers(shown, kind):
     assert len(repr(thing).splitlines()) < 40
 
 
-def test_the_command_shows_a_table_in_a_terminal_only(tmp_path):
-    base, experts = on_disk(tmp_path, experts={"math": 0.02})
-    command = [sys.executable, "-m", "coram_hf", "inspect", base, experts["math"]]
+def test_the_command_shows_a_table_in_a_terminal_only(tmp_path, monkeypatch):
+    on_disk(tmp_path, experts={"math": 0.02})
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, check=True, env=environment)
-    os.close(theirs)
+    with os.fdopen(theirs, "w") as terminal:
+        assert coram_hf("inspect", tmp_path / "base", tmp_path / "math", stdout=terminal).returncode == 0
     text = os.read(ours, 1 << 16).decode()
     assert "─" in text
     assert "dispersion D" in text

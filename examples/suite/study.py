@@ -1,0 +1,225 @@
+"""Merge every suite by every method and score it: the numbers behind the tables and the choice of a default.
+
+    python examples/suite/study.py validation                  # amplitudes of every direction, to choose on
+    python examples/suite/study.py test                        # the methods as chosen, scored once
+    python examples/suite/study.py test --suite lora-even --row full
+
+Each row goes to results/<part>/<suite>.jsonl as soon as it is scored, with the outcome of every question;
+rows that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from base import FOLDER, build_base
+from suites import HERE, SUITES, Suite
+from train import FULL, train
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from coram_hf.baselines import open_merger
+from coram_hf.calibration import Lessons
+from coram_hf.calibration.divergence import divergence, log_probabilities, mean_divergence
+from coram_hf.config import CalibrationConfig
+from coram_hf.evaluation.light import score
+from coram_hf.evaluation.questions import read_task
+from coram_hf.inputs.text import text_tokens
+from coram_hf.merger import Merger
+from coram_hf.outputs.memory import expert_model
+
+RESULTS = HERE / "results"
+QUESTIONS = {"validation": 40, "test": 100}
+Row = dict[str, Any]
+
+RIVALS: dict[str, Row] = {
+    "linear": {"method": "linear"},
+    "task arithmetic": {"method": "task_arithmetic"},
+    "TIES": {"method": "ties"},
+    "DARE-TIES": {"method": "dare_ties"},
+    "TSV-M": {"method": "tsvm"},
+    "Iso-C": {"method": "iso_c"},
+    "WUDI": {"method": "wudi"},
+    "ACE": {"method": "ace"},
+}
+LINES: dict[str, Row] = {
+    line: {"line": line}
+    for line in ("full", "lr", "nca+ave", "SS(ca+ave,variance)", "full.ties", "DEC(full)", "DEC(full).ties")
+}
+DIRECTIONS: dict[str, Row] = {
+    "full": {"line": "full", "scale": "c_rms"},
+    "DEC(full)": {"line": "DEC(full)"},
+    "DEC(full,ridge)": {"line": "DEC(full,ridge)"},
+}
+BALANCES = (None, "root", "damp")
+AMPLITUDES = (0.8, 1.15, 1.6, 2.2, 3.0)
+CALIBRATED = ("lambda", "expert", "group")
+ANSWERS = CalibrationConfig(answer_line=True)
+
+
+class Bench:
+    """One suite, opened, with its questions and with what its experts answer to the prompts."""
+
+    def __init__(self, name: str, base: Path, part: str, questions: int) -> None:
+        self.name, self.suite, self.base, self.part = name, SUITES[name], base, part
+        self._tokenizer = AutoTokenizer.from_pretrained(base)
+        files = {task: HERE / "data" / task / f"{part}.jsonl" for task in self.suite.tasks.values()}
+        self._tasks = {task: read_task(file) for task, file in files.items()}
+        self._questions = questions
+        self._file = RESULTS / part / f"{name}.jsonl"
+
+    @cached_property
+    def known(self) -> dict[str, Row]:
+        """The rows that are scored already."""
+        rows = [json.loads(line) for line in self._file.open()] if self._file.is_file() else []
+        return {row["row"]: row for row in rows}
+
+    def merger(self, method: str = "coram", **parameters: Any) -> Merger:
+        return open_merger(self.base, self.suite.experts, method, progress=False, **parameters)
+
+    @cached_property
+    def _taught(self) -> Any:
+        inputs = self.merger().inputs
+        return Lessons(inputs, self.suite.prompts(), ANSWERS).teach(progress=False)
+
+    def score(self, row: str, model: PreTrainedModel, began: float, **facts: Any) -> None:
+        """Ask a model everything, and keep what it got right."""
+        outcomes = {task: self._ask(model.eval(), task) for task in self._tasks}
+        kl = round(mean_divergence(divergence(model, self._taught)), 5)
+        self._keep(row, outcomes, began, neutral=round(self._neutral_loss(model), 4), kl=kl, **facts)
+
+    def score_experts(self) -> None:
+        """Ask every expert the questions of its own task."""
+        began, inputs = time.perf_counter(), self.merger().inputs
+        tasks = self.suite.tasks
+        outcomes = {task: self._ask(expert_model(inputs, name).eval(), task) for name, task in tasks.items()}
+        self._keep("experts", outcomes, began)
+
+    def _ask(self, model: PreTrainedModel, task: str) -> str:
+        """Which of a task's questions a model gets right, as ones and zeros."""
+        found = score(model, self._tokenizer, self._tasks[task], self._questions)
+        return "".join("01"[right] for right in found.outcomes)
+
+    def _keep(self, row: str, outcomes: dict[str, str], began: float, **facts: Any) -> None:
+        seconds = round(time.perf_counter() - began, 1)
+        values = {"row": row, "outcomes": outcomes, **facts, "seconds": seconds}
+        self.known[row] = values
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+        kl = f"KL {facts['kl']:.4f}" if "kl" in facts else ""
+        print(f"{self.name:12} {row:32} {100 * average(values):5.1f}  {kl}  {seconds:.0f} s", flush=True)
+
+    def _neutral_loss(self, model: PreTrainedModel) -> float:
+        """The mean loss per token on neutral English text."""
+        lines = (HERE / "data" / "neutral.txt").read_text().splitlines()
+        rows = [text_tokens(self._tokenizer, line) for line in lines]
+        total, count = 0.0, 0
+        with torch.inference_mode():
+            for batch in log_probabilities(model, [(row[:1], row[1:]) for row in rows]):
+                for i, log_q in batch:
+                    total -= float(log_q.gather(1, torch.tensor(rows[i][1:])[:, None]).sum())
+                    count += len(rows[i]) - 1
+        return total / count
+
+
+def average(row: Mapping[str, Any]) -> float:
+    """The mean over tasks of the share of right answers."""
+    shares = [text.count("1") / len(text) for text in row["outcomes"].values()]
+    return sum(shares) / len(shares)
+
+
+Step = Callable[[Bench], None]
+
+
+def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
+    """Every direction at every amplitude, with every balance where the experts are uneven."""
+    balances = BALANCES if "initials-hard" in suite.names else BALANCES[:1]
+    for balance in balances:
+        for name, parameters in DIRECTIONS.items():
+            label = name if balance is None else f"{name} {balance}"
+            rows = {f"{label} a={a:g}": a for a in AMPLITUDES}
+            yield list(rows), lambda bench, p=parameters, b=balance, r=rows: amplitudes(bench, p, b, r)  # type: ignore[misc]
+
+
+def amplitudes(bench: Bench, parameters: Row, balance: str | None, rows: dict[str, float]) -> None:
+    """Merge one direction once, and score it at every amplitude a = lambda / c_RMS."""
+    result = bench.merger(**parameters, balance=balance, kappa=1.0).merge()
+    for row, a in rows.items():
+        if row not in bench.known:
+            began = time.perf_counter()
+            result.rescale_(a * result.report.c_rms)
+            bench.score(row, result.model, began, a=a)
+
+
+def test_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
+    yield ["base", "experts"], score_parents
+    for row, parameters in {**RIVALS, **LINES}.items():
+        if row.endswith(".ties") and suite.folder.name != "full":
+            continue
+        yield [row], lambda bench, r=row, p=parameters: score_merge(bench, r, p)  # type: ignore[misc]
+    yield [f"calibrated, {how}" for how in CALIBRATED], score_calibrated
+
+
+def score_merge(bench: Bench, row: str, parameters: Row) -> None:
+    """Merge and score one row."""
+    began = time.perf_counter()
+    result = bench.merger(**parameters).merge(keep_update=False)
+    report = result.report
+    facts = {"lam": report.lam, "a": report.amplitude, "D": report.dispersion, "kappa": report.kappa}
+    bench.score(row, result.model, began, **{k: v for k, v in facts.items() if v is not None})
+
+
+def score_calibrated(bench: Bench) -> None:
+    """The recommended merge, calibrated on the suite's prompts at each granularity."""
+    began = time.perf_counter()
+    first = bench.merger(line="DEC(full)").merge()
+    for how in CALIBRATED:
+        if (row := f"calibrated, {how}") not in bench.known:
+            found = first.calibrate(bench.suite.prompts(), granularity=how, answer_line=True, progress=False)
+            kept = found.report.calibration
+            facts = {"kept": kept["granularity"], "held_back": kept["held_back"], "factors": kept["factors"]}
+            bench.score(row, found.model, began, lam=found.report.lam, **facts)
+            began = time.perf_counter()
+
+
+def score_parents(bench: Bench) -> None:
+    """The base, and every expert on the task that it was trained for."""
+    if "base" not in bench.known:
+        bench.score("base", AutoModelForCausalLM.from_pretrained(bench.base), time.perf_counter())
+    if "experts" not in bench.known:
+        bench.score_experts()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=QUESTIONS)
+    parser.add_argument("--suite", choices=SUITES, action="append")
+    parser.add_argument("--row", action="append", help="only rows that begin so")
+    parser.add_argument("--questions", type=int, help="questions of each task")
+    parser.add_argument("--base", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    base = build_base(options.base)
+    for name in options.suite or SUITES:
+        suite = SUITES[name]
+        for expert, folder in suite.experts.items():
+            if not (folder / "training.json").is_file():
+                train(FULL[expert], base, folder, HERE / "data")
+        bench = Bench(name, base, options.part, options.questions or QUESTIONS[options.part])
+        steps = validation_steps if options.part == "validation" else test_steps
+        for rows, step in steps(suite):
+            wanted = not options.row or any(row.startswith(tuple(options.row)) for row in rows)
+            if wanted and any(row not in bench.known for row in rows):
+                step(bench)
+
+
+if __name__ == "__main__":
+    main()
