@@ -57,7 +57,7 @@ DIRECTIONS: dict[str, Row] = {
     "DEC(full)": {"line": "DEC(full)"},
     "DEC(full,ridge)": {"line": "DEC(full,ridge)"},
 }
-BALANCES = (None, "root", "damp")
+BALANCES = (None, "root")
 AMPLITUDES = (0.8, 1.15, 1.6, 2.2, 3.0)
 CALIBRATED = ("lambda", "expert", "group")
 ANSWERS = CalibrationConfig(answer_line=True)
@@ -118,7 +118,7 @@ class Bench:
 
     def _neutral_loss(self, model: PreTrainedModel) -> float:
         """The mean loss per token on neutral English text."""
-        lines = (HERE / "data" / "neutral.txt").read_text().splitlines()
+        lines = (HERE / "neutral.txt").read_text().splitlines()
         rows = [text_tokens(self._tokenizer, line) for line in lines]
         total, count = 0.0, 0
         with torch.inference_mode():
