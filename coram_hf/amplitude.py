@@ -128,7 +128,7 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
     """Determine lambda: as given, amplitude * c_RMS, or kappa times sqrt(N) or c_RMS, on a grid if asked."""
     n_experts, ideal = len(strength.weights), ideal_contraction(strength.weights)
     relative = {} if norms is None else norms.relative()
-    balance = balance_factors(relative, strength.balance)
+    balance = balance_factors(relative, strength.balance, strength.threshold)
     factors = (norms and norms.factors()) or balance
     balanced = {name: factors[name] * r for name, r in relative.items()}
     D = dispersion(balanced) if balanced else math.nan
@@ -193,20 +193,22 @@ def kappa_rule(D: float, threshold: float) -> float:
     return KAPPA_LOW_DISPERSION if D < threshold else KAPPA_HIGH_DISPERSION
 
 
-def balance_factors(relative: Mapping[str, float], balance: Balance | None) -> dict[str, float]:
+def balance_factors(
+    relative: Mapping[str, float], balance: Balance | None, threshold: float = 7.5
+) -> dict[str, float]:
     """f_i for W_i <- W_0 + f_i dW_i with m the median r_i.
 
-    `damp`: min(1, m / r_i); `root`: min(1, sqrt(m / r_i)); `equal`: m / r_i.
-    Experts equal to the base have f_i = 1 and do not enter the median.
+    `damp`: min(1, m / r_i); `root`: min(1, sqrt(m / r_i)); `equal`: m / r_i; `auto`: as `root` where D is at or
+    above the threshold, else 1. Experts equal to the base have f_i = 1 and enter neither the median nor D.
     """
     changed = [r for r in relative.values() if r > 0]
-    if balance is None or not changed:
+    if balance is None or not changed or (balance == "auto" and max(changed) / min(changed) < threshold):
         return dict.fromkeys(relative, 1.0)
     middle = median(changed)
     factors = {name: middle / r if r > 0 else 1.0 for name, r in relative.items()}
     if balance == "equal":
         return factors
-    return {name: min(1.0, math.sqrt(f) if balance == "root" else f) for name, f in factors.items()}
+    return {name: min(1.0, f if balance == "damp" else math.sqrt(f)) for name, f in factors.items()}
 
 
 def contraction(update_norms: Sequence[float], merged_norm: float) -> float | None:

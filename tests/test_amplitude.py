@@ -72,3 +72,19 @@ def test_reports_and_cards_state_the_effective_kappa(scale, tmp_path):
     assert CoramConfig.from_report(report) == config
     result.save_pretrained(tmp_path)
     assert type(report).load(tmp_path).effective_kappa == report.effective_kappa
+
+
+@pytest.mark.parametrize(("largest", "factor"), [(7.4, 1.0), (7.5, (2.0 / 7.5) ** 0.5), (50.0, 0.2)])
+def test_auto_balances_by_the_root_where_d_is_at_or_above_the_threshold(largest, factor):
+    """The median of 1, 2, largest is 2, so the largest shrinks by sqrt(2 / largest)."""
+    norms = UpdateNorms(100.0, {"a": 1.0, "b": 4.0, "c": largest**2})
+    found = choose(norms, Strength.of(CoramConfig(balance="auto"), 3))
+    assert found.factors == pytest.approx((1.0, 1.0, factor), rel=1e-12)
+    assert found.unbalanced_dispersion == pytest.approx(largest, rel=1e-12)
+    untouched = choose(norms, Strength.of(CoramConfig(balance="auto", dispersion_threshold=60.0), 3))
+    assert untouched.factors == (1.0, 1.0, 1.0)
+
+
+def test_auto_leaves_experts_equal_to_the_base_out_of_d():
+    norms = UpdateNorms(100.0, {"a": 0.0, "b": 4.0, "c": 5.0})
+    assert choose(norms, Strength.of(CoramConfig(balance="auto", lam=1.0), 3)).factors == (1.0, 1.0, 1.0)

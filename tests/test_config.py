@@ -103,7 +103,7 @@ def test_unreadable_lines_say_what_is_valid(line, valid):
         ({"spread": "max"}, "'margin', None"),
         ({"residual": "dare"}, "'ta', 'ties', 'tsvm', None"),
         ({"scale": "sqrt"}, "'sqrt_n', 'c_rms'"),
-        ({"balance": True}, "'damp', 'root', 'equal', None"),
+        ({"balance": True}, "'damp', 'root', 'equal', 'auto', None"),
         ({"compute_dtype": "float16"}, "'float64', 'float32'"),
         ({"slice_height": 0}, "slice_height must be a positive integer, found 0"),
         ({"slice_height": 8.0}, r"found 8\.0"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 Scale = Literal["sqrt_n", "c_rms"]
-Balance = Literal["damp", "root", "equal"]
+Balance = Literal["damp", "root", "equal", "auto"]
 ComputeDtype = Literal["float64", "float32"]
 
 
@@ -68,7 +68,8 @@ Weights = Annotated[
 BalanceOption = Annotated[
     Balance | None,
     "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
-    "of that factor, equal brings all to the median. Not part of the paper.",
+    "of that factor, equal brings all to the median; auto is root where D is at or above the threshold. Not "
+    "part of the paper.",
 ]
 FactorsOption = Annotated[
     Factors | None,

@@ -79,7 +79,7 @@ def test_inspect_prints_the_plan(suite):
         (["--line", "ful"], "unknown branch or conflict mode 'ful'"),
         (["--weights", "1,x"], "'x' is not a number"),
         (["--weights", "1,2,3"], "found 3 for 1 experts"),
-        (["--balance", "dampen"], "valid: 'damp', 'root', 'equal'"),
+        (["--balance", "dampen"], "valid: 'damp', 'root', 'equal', 'auto'"),
         (["--vocabulary", "all"], "valid: 'base', 'union', 'error'"),
         (["--lambada", "2"], "No such option"),
         (["--slice-height", "0"], "slice_height must be a positive integer"),
