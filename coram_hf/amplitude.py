@@ -71,12 +71,16 @@ class Strength:
 
     @classmethod
     def of(cls, config: CoramConfig, n_experts: int) -> Strength:
-        """The strength requested by a configuration; after decorrelation, the scale is always c_RMS."""
+        """The strength requested by a configuration; after decorrelation, the scale is always c_RMS.
+
+        So it is for the neutral scale, which is measured on a merge that is finished.
+        """
+        by_size = config.scale == "sqrt_n" and config.decorrelate is None
         return cls(
             config.expert_weights(n_experts),
             config.balance,
             config.kappa,
-            config.scale if config.decorrelate is None else "c_rms",
+            "sqrt_n" if by_size else "c_rms",
             config.lam,
             config.dispersion_threshold,
             config.lambda_step,
@@ -198,8 +202,8 @@ def balance_factors(
 ) -> dict[str, float]:
     """f_i for W_i <- W_0 + f_i dW_i with m the median r_i.
 
-    `damp`: min(1, m / r_i); `root`: min(1, sqrt(m / r_i)); `equal`: m / r_i; `auto`: as `root` where D is at or
-    above the threshold, else 1. Experts equal to the base have f_i = 1 and enter neither the median nor D.
+    `damp`: min(1, m / r_i); `root`: min(1, sqrt(m / r_i)); `equal`: m / r_i; `auto`: as `root` where D is at
+    or above the threshold, else 1. Experts equal to the base have f_i = 1 and enter neither the median nor D.
     """
     changed = [r for r in relative.values() if r > 0]
     if balance is None or not changed or (balance == "auto" and max(changed) / min(changed) < threshold):

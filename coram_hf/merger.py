@@ -15,7 +15,7 @@ from huggingface_hub import ModelCardData
 from typing_extensions import Unpack
 
 from coram_hf.amplitude import Amplitude, choose, require_kappa
-from coram_hf.calibration import Calibrate, Lessons, PromptSources
+from coram_hf.calibration import Calibrate, Lessons, PromptSources, check_neutral, settle
 from coram_hf.config import CalibrationConfig, CoramConfig, check_names
 from coram_hf.errors import CoramError
 from coram_hf.execution.device import check_precision
@@ -42,7 +42,6 @@ from coram_hf.outputs.memory import ModelSink, new_model
 from coram_hf.outputs.model_files import remove_other_files, save_model_files
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
-from coram_hf.report.calibration import Calibration
 from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
 
@@ -60,24 +59,26 @@ class Merger:
         progress: bool = True,
         opening: float = 0.0,
         calibrate: Calibrate | None = None,
-        calibration: Calibration | None = None,
+        chosen: MergeReport | None = None,
     ) -> None:
         """`opening`: seconds that opening the inputs took.
 
-        `calibrate`: the prompts to calibrate every merge on; `calibration`: how lambda and factors of the
-        choice were found before.
+        `calibrate`: the prompts to calibrate every merge on; `chosen`: the report of the merge in memory that
+        lambda, and factors if any, were found by.
         """
         check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
         self.method = choice.make(inputs)
-        self._choice = choice
-        self._strength = choice.strength(len(inputs.experts))
+        self._choice, self._strength = choice, choice.strength(len(inputs.experts))
         self._progress, self._opening = progress, opening
-        self._calibrate, self._calibration = calibrate, calibration
+        self._calibrate, self._chosen = calibrate, chosen
+        self._finds_lambda = calibrate is not None or choice.finds_neutral_scale
         if calibrate is not None:
             if choice.config is None:
                 raise CoramError(f"calibrate: {choice.label} has no lambda to calibrate; merge with coram")
             Lessons(inputs, calibrate.prompts, calibrate.config)
+        elif choice.finds_neutral_scale:
+            check_neutral(inputs)
 
     @staticmethod
     def open(
@@ -102,8 +103,8 @@ class Merger:
         return self._plan(choose(survey.measured, self._strength), survey)
 
     def _plan(self, amplitude: Amplitude, survey: Survey) -> MergePlan:
-        names = self.method.names(self.inputs)
-        return build_plan(self.inputs, self._choice.label, names, amplitude, survey, self._choice.carrying)
+        names, choice = self.method.names(self.inputs), self._choice
+        return build_plan(self.inputs, choice.label, names, amplitude, survey, choice.carrying)
 
     def merge(self, *, keep_update: bool = True, **placement: Unpack[PlacementOptions]) -> MergeResult:
         """W* = W_0 + lambda (W_merge - W_0) on the targets, and W_0 + rho on the residual pathway.
@@ -114,12 +115,16 @@ class Merger:
         place this result otherwise than the base is placed.
         """
         result_inputs = with_result_placement(self.inputs, placement)
-        if self._calibrate is None:
+        if not self._finds_lambda:
             return self._merge(keep_update, result_inputs)
-        prompts, config = self._calibrate
         result = self._merge(True, result_inputs)
-        found = result.calibrate(prompts, progress=self._progress, **asdict(config))
-        return found if keep_update else found.without_update()
+        if self._calibrate is not None:
+            prompts, config = self._calibrate
+            result = result.calibrate(prompts, progress=self._progress, **asdict(config))
+        else:
+            found = settle(result, self.inputs)
+            result.report = result.report.with_neutral(found)
+        return result if keep_update else result.without_update()
 
     def _merge(self, keep_update: bool, result_inputs: Inputs) -> MergeResult:
         inputs = self.inputs
@@ -146,13 +151,13 @@ class Merger:
         """Merge from files to files, with only a few matrices in memory, and return the report.
 
         The folder appears once it is complete. The same call resumes an interrupted merge; if inputs or
-        options have changed, it starts over. Under `torchrun` every process writes its own shards. A
-        calibration comes first, in memory.
+        options have changed, it starts over. Under `torchrun` every process writes its own shards. A search
+        for lambda, by prompts or by the neutral scale, comes first, in memory.
         """
         run = self._files(folder, max_shard_size)
-        if self._calibrate is not None:
+        if self._finds_lambda:
             run.check(overwrite)
-            return self._calibrated.merge_to(folder, overwrite=overwrite, max_shard_size=max_shard_size)
+            return self._found.merge_to(folder, overwrite=overwrite, max_shard_size=max_shard_size)
         with workspace_of(run, overwrite) as finished:
             if not finished:
                 with ThreadPoolExecutor(1) as beside:
@@ -184,8 +189,8 @@ class Merger:
         interruption it starts over.
         """
         adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
-        if self._calibrate is not None:
-            return self._calibrated.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
+        if self._finds_lambda:
+            return self._found.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
         for warning in self.inspect().warnings:
             logger.warning(warning)
         inputs, method = self.inputs, OnlyAmplified(self.method)
@@ -205,21 +210,18 @@ class Merger:
         records, amplitude, survey = outcome
         settings, strength = self.method.settings, self._strength
         report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
-        return report if self._calibration is None else report.with_calibration(self._calibration)
+        return report if self._chosen is None else report.chosen_as(self._chosen)
 
     @cached_property
-    def _calibrated(self) -> Merger:
-        """The merger with what a calibration of these inputs in memory finds."""
+    def _found(self) -> Merger:
+        """The merger with the lambda, and factors if any, that a merge of these inputs in memory finds."""
         if Processes.find().count > 1:
             raise CoramError(
-                "calibrate works in one process; repeat its merge from the report, without prompts, in more"
+                'calibrate and scale="neutral" work in one process; repeat the merge from its report in more'
             )
         report = self.merge(keep_update=False).report
-        choice, found = (
-            choose_coram(CoramConfig.from_report(report)),
-            Calibration.from_dict(report.calibration),
-        )
-        return Merger(self.inputs, choice, progress=self._progress, opening=self._opening, calibration=found)
+        choice = choose_coram(CoramConfig.from_report(report))
+        return Merger(self.inputs, choice, progress=self._progress, opening=self._opening, chosen=report)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
         """Merge into a temporary folder and push it; for the options see `hub.push_folder`."""

@@ -143,6 +143,7 @@ class MergeResult(Shown):
             lam_source="given",
             amplitude=amplitude,
             calibration={},
+            neutral={},
             retention=self._retained.by_kind(),
         ).with_rounding(total(records.values()).rounding_loss, self.model.dtype)
 

@@ -2,6 +2,7 @@
 
 from coram_hf.calibration.prompts import PromptSources
 from coram_hf.calibration.run import Calibrate, calibrate
+from coram_hf.calibration.scale import check_neutral, settle
 from coram_hf.calibration.teachers import Lessons
 
-__all__ = ["Calibrate", "Lessons", "PromptSources", "calibrate"]
+__all__ = ["Calibrate", "Lessons", "PromptSources", "calibrate", "check_neutral", "settle"]

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
 from coram_hf.amplitude import balance_factors
 from coram_hf.calibration.divergence import Taught, divergence, mean_divergence
 from coram_hf.calibration.fit import Fitted, fit, hold_back, per_expert, per_group
+from coram_hf.calibration.merge import AnyMerge, Merge
 from coram_hf.calibration.prompts import PromptSources
 from coram_hf.calibration.search import EVALUATIONS, Curve, best, is_at_bound, rounded, search_lambda
 from coram_hf.calibration.surrogate import Surrogate
@@ -23,7 +23,6 @@ from coram_hf.calibration.teachers import Lessons, placed
 from coram_hf.config import GROUPS, CalibrationConfig, CoramConfig, Factors, Granularity
 from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.report import MergeReport
 from coram_hf.report.calibration import Calibration
 
 REACH, REACH_AFTER_FIT = 4.0, 2.0
@@ -48,22 +47,6 @@ class Calibrate(NamedTuple):
 
     prompts: PromptSources
     config: CalibrationConfig = CalibrationConfig()
-
-
-class Merge(Protocol):
-    """A merge in memory that can be reassembled at another lambda, in place."""
-
-    @property
-    def model(self) -> PreTrainedModel: ...
-    @property
-    def report(self) -> MergeReport: ...
-
-    def rescale_(self, lam: float) -> None:
-        """Reassemble the model at another lambda."""
-        ...
-
-
-AnyMerge = TypeVar("AnyMerge", bound=Merge)
 
 
 class Candidate(NamedTuple, Generic[AnyMerge]):

@@ -35,14 +35,8 @@ class Lessons:
     """The prompts of a calibration, checked before any model answers them."""
 
     def __init__(self, inputs: Inputs, given: PromptSources, config: CalibrationConfig) -> None:
-        _require_decoder(inputs.model)
+        self.tokenizer = find_text(inputs, "calibrate", "choose lambda by a sweep on tasks instead")
         self.prompts: Prompts = read_prompts(given, list(inputs.experts), config)
-        found = inputs.tokenizer or find_tokenizer(inputs.base, inputs.trust_remote_code)
-        if found is None:
-            raise CoramError(
-                "calibrate: the base has no tokenizer; save one beside it, or pass tokenizer= to the merger"
-            )
-        self.tokenizer = found
         self._inputs, self._config = inputs, config
         encode = partial(_encode, self.tokenizer, chat=config.chat)
         self._tokens: Tokens = {
@@ -60,10 +54,8 @@ class Lessons:
         return taught
 
     def neutral(self) -> list[Passage]:
-        """The neutral sentences with the base's probabilities of every token after the first."""
-        rows = [text_tokens(self.tokenizer, sentence) for sentence in SENTENCES]
-        model = placed(new_model(self._inputs), self._inputs)
-        return passages(model, [(row[:1], row[1:]) for row in rows if len(row) > 1])
+        """The neutral sentences with the base's probabilities."""
+        return neutral_passages(self._inputs, self.tokenizer)
 
     def _model(self, name: str) -> PreTrainedModel:
         """An expert, or the base."""
@@ -71,6 +63,28 @@ class Lessons:
         return placed(
             expert_model(self._inputs, name) if is_expert else new_model(self._inputs), self._inputs
         )
+
+
+def neutral_passages(inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> list[Passage]:
+    """The neutral sentences with the base's probabilities of every token after the first."""
+    rows = [text_tokens(tokenizer, sentence) for sentence in SENTENCES]
+    model = placed(new_model(inputs), inputs)
+    return passages(model, [(row[:1], row[1:]) for row in rows if len(row) > 1])
+
+
+def find_text(inputs: Inputs, purpose: str, remedy: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that continues text; raises, naming purpose and remedy, if it is none."""
+    model = inputs.model
+    if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False):
+        raise CoramError(
+            f"{purpose} needs a decoder that continues text, and {type(model).__name__} is not one; {remedy}"
+        )
+    found = inputs.tokenizer or find_tokenizer(inputs.base, inputs.trust_remote_code)
+    if found is None:
+        raise CoramError(
+            f"{purpose}: the base has no tokenizer; save one beside it, or pass tokenizer= to the merger"
+        )
+    return found
 
 
 def placed(model: PreTrainedModel, inputs: Inputs) -> PreTrainedModel:
@@ -167,14 +181,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, who: str, *, cha
     if not tokens:
         raise CoramError(f"calibrate: a prompt of {who!r} has no tokens in the model's vocabulary")
     return list(tokens)
-
-
-def _require_decoder(model: PreTrainedModel) -> None:
-    if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False):
-        raise CoramError(
-            f"calibrate needs a decoder that continues text, and {type(model).__name__} is not one; "
-            "choose lambda by a sweep on tasks instead"
-        )
 
 
 def _check_lengths(model: PreTrainedModel, tokens: Tokens, answer: int) -> None:

@@ -26,7 +26,7 @@ from coram_hf.errors import CoramError
 if TYPE_CHECKING:
     import torch
 
-Scale = Literal["sqrt_n", "c_rms"]
+Scale = Literal["sqrt_n", "c_rms", "neutral"]
 Balance = Literal["damp", "root", "equal", "auto"]
 ComputeDtype = Literal["float64", "float32"]
 
@@ -162,7 +162,9 @@ class CoramConfig(Options):
         float | None, Range("(0, inf)"), "Restoration strength; by default from the dispersion D."
     ] = None
     scale: Annotated[
-        Scale, "Contraction scale: sqrt(N), or the measured c_RMS, as always after decorrelation."
+        Scale,
+        "What kappa multiplies: sqrt(N); the measured c_RMS, as always after decorrelation; or neutral, the "
+        "lambda at which the merge changes neutral text as much as a typical expert (not part of the paper).",
     ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
     lambda_step: Annotated[
@@ -187,6 +189,11 @@ class CoramConfig(Options):
             )
 
     @classmethod
+    def recommended(cls, **options: Any) -> CoramConfig:
+        """The best configuration known for experts in general; options replace its own."""
+        return cls.from_dict({**RECOMMENDED, **options})
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CoramConfig:
         """A config from named values; the error for an unknown name suggests the closest valid one."""
         check_names(values, list(options_of(cls)), "CoramConfig option")
@@ -206,7 +213,9 @@ class CoramConfig(Options):
 
     @classmethod
     def from_line(cls, line: str, **options: Any) -> CoramConfig:
-        """A config from the paper's name for it, e.g. `SS(ca+ave,variance).ties` or `full (h=16)`."""
+        """A config from the paper's name for it, e.g. `SS(ca+ave,variance).ties`, or from `recommended`."""
+        if line == "recommended":
+            return cls.recommended(**options)
         stated = read_line(line)
         repeated = stated.keys() & options.keys()
         if repeated:
@@ -244,6 +253,10 @@ class CoramConfig(Options):
         import torch
 
         return {"float64": torch.float64, "float32": torch.float32}[self.compute_dtype]
+
+
+RECOMMENDED = {"decorrelate": "tsv", "balance": "auto", "scale": "neutral", "kappa": 1.15}
+"""Chosen on the validation questions of examples/suite, whose README has the numbers."""
 
 
 class Report(Protocol):

@@ -34,6 +34,8 @@ CHOICE = {
     "rule": "lambda = kappa * scale, with kappa by the rule from D; nothing was evaluated",
     "kappa": "lambda = kappa * scale, with a given kappa",
     "amplitude": "lambda = a * c_RMS, with a given amplitude a",
+    "neutral": "lambda = kappa * scale, with the scale at which the merge changes neutral text as much as a "
+    "typical expert; nothing was evaluated",
     "given": "lambda was set by hand",
     "calibrated": "lambda, and factors if any, were found from a few unlabelled prompts",
 }
@@ -188,11 +190,15 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
         rows.append(("kappa, lambda", f"none: {inline(report.method)} has no amplification"))
     else:
         used = "kappa, not used" if report.lam_source in ("given", "calibrated") else "kappa"
-        scale = "c_RMS" if report.by_contraction else "sqrt(N)"
+        scale, _ = report.scale
         rows += [(used, number(report.kappa))] if report.kappa is not None else []
         rows.append(("lambda", number(report.lam)))
         rows.append((f"effective kappa, lambda / {scale}", number(report.effective_kappa)))
         rows.append(("chosen", _choice(report)))
+        if report.neutral:
+            rows.append(("neutral scale", number(report.neutral["scale"])))
+            shifts = [number(report.neutral[key]) for key in ("merged", "target")]
+            rows.append(("KL from the base on neutral text: merge, typical expert", ", ".join(shifts)))
     rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
     rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))
     return [*rows, *((DECORRELATION[key], number(value)) for key, value in report.decorrelation.items())]
@@ -201,7 +207,7 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
 def _choice(report: MergeReport) -> str:
     """How lambda came about, in words."""
     words = CHOICE.get(report.lam_source or "", inline(report.lam_source))
-    step = report.config.get("lambda_step") if report.lam_source in ("rule", "kappa") else None
+    step = report.config.get("lambda_step") if report.lam_source in ("rule", "kappa", "neutral") else None
     return words.replace("scale,", f"scale, rounded to a multiple of {step:g},", 1) if step else words
 
 

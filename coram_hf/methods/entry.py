@@ -33,6 +33,11 @@ class Choice:
     carrying: tuple[str, ...] = ()
     config: CoramConfig | None = None
 
+    @property
+    def finds_neutral_scale(self) -> bool:
+        """Whether lambda follows from the neutral scale, which takes running the merged model."""
+        return self.config is not None and self.config.scale == "neutral" and self.config.lam is None
+
 
 class Entry(Protocol):
     """A method in the registry.

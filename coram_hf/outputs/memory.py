@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,9 +75,16 @@ def new_model(inputs: Inputs, merged: Collection[str] = ()) -> PreTrainedModel:
     return model
 
 
-def expert_model(inputs: Inputs, expert: str) -> PreTrainedModel:
-    """One expert as a model in the format and placement of the result."""
-    read = partial(inputs.expert_tensor, expert)
+def expert_model(inputs: Inputs, expert: str, only: Collection[str] | None = None) -> PreTrainedModel:
+    """One expert as a model in the format and placement of the result.
+
+    With `only`, all tensors but the named ones are the base's.
+    """
+
+    def read(name: str) -> Tensor:
+        own = only is None or name in only
+        return inputs.expert_tensor(expert, name) if own else inputs.parameter(name).base
+
     if inputs.placement is not None:
         return placed_model(inputs, inputs.placement, read)
     model = new_model(inputs)

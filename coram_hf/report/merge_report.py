@@ -69,8 +69,10 @@ class MergeReport(Shown):
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
     kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given),
-    "given" (lambda was set by hand, and kappa was not used) or "calibrated" (found from unlabelled prompts).
-    calibration: how, as the fields of a `Calibration`, if it was.
+    "neutral" (kappa times the neutral scale), "given" (lambda was set by hand, and kappa was not used) or
+    "calibrated" (found from unlabelled prompts). calibration: how, as the fields of a `Calibration`.
+    neutral: for the neutral scale, its value, and the divergences from the base per token of neutral text:
+    of the experts, the target that balance and weights make of them, and that of the merge.
     amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
     any decorrelation, so that a decorrelated merge has a = kappa.
     decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1
@@ -131,16 +133,24 @@ class MergeReport(Shown):
     amplitude: float | None = None
     decorrelation: dict[str, float | None] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
+    neutral: dict[str, Any] = field(default_factory=dict)
 
     @property
     def effective_kappa(self) -> float | None:
         """lambda / scale, which differs from kappa where lambda was given or rounded; also in `to_dict`."""
-        return effective_kappa(self.lam, self.c_rms if self.by_contraction else self.sqrt_n)
+        return effective_kappa(self.lam, self.scale[1])
+
+    @property
+    def scale(self) -> tuple[str, float | None]:
+        """What lambda is a multiple of, by name, and its value."""
+        if self.neutral:
+            return "neutral scale", self.neutral["scale"]
+        return ("c_RMS", self.c_rms) if self.by_contraction else ("sqrt(N)", self.sqrt_n)
 
     @property
     def by_contraction(self) -> bool:
         """Whether the scale of lambda is c_RMS: as asked for, after decorrelation, or for an amplitude."""
-        asked = self.config.get("scale") == "c_rms"
+        asked = self.config.get("scale") in ("c_rms", "neutral")
         return asked or any(self.config.get(key) is not None for key in ("decorrelate", "amplitude"))
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
@@ -157,6 +167,21 @@ class MergeReport(Shown):
         """The report of a merge whose lambda, and factors if any, come from a calibration."""
         warnings = (*self.warnings, *found.warnings)
         return replace(self, lam_source="calibrated", calibration=found.to_dict(), warnings=warnings)
+
+    def with_neutral(self, found: dict[str, Any]) -> MergeReport:
+        """The report of a merge whose lambda is a multiple of the neutral scale."""
+        return replace(self, lam_source="neutral", neutral=found)
+
+    def chosen_as(self, other: MergeReport) -> MergeReport:
+        """The report of the same merge, made again with the lambda that the other one found."""
+        warnings = (*self.warnings, *other.calibration.get("warnings", ()))
+        return replace(
+            self,
+            lam_source=other.lam_source,
+            calibration=other.calibration,
+            neutral=other.neutral,
+            warnings=warnings,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; an infinite dispersion becomes the string "inf"."""
