@@ -1,6 +1,6 @@
 """Merge every suite by every method and score it: the numbers behind the tables and the choice of a default.
 
-    python examples/suite/study.py validation                  # amplitudes of every direction, to choose on
+    python examples/suite/study.py validation                  # kappa of the neutral scale, to choose on
     python examples/suite/study.py test                        # the methods as chosen, scored once
     python examples/suite/study.py test --suite lora-even --row full
 
@@ -25,9 +25,7 @@ from train import FULL, train
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.baselines import open_merger
-from coram_hf.calibration import Lessons
-from coram_hf.calibration.divergence import divergence, log_probabilities, mean_divergence
-from coram_hf.config import CalibrationConfig
+from coram_hf.calibration.divergence import log_probabilities
 from coram_hf.evaluation.light import score
 from coram_hf.evaluation.questions import read_task
 from coram_hf.inputs.text import text_tokens
@@ -48,19 +46,17 @@ RIVALS: dict[str, Row] = {
     "WUDI": {"method": "wudi"},
     "ACE": {"method": "ace"},
 }
-LINES: dict[str, Row] = {
-    line: {"line": line}
-    for line in ("full", "lr", "nca+ave", "SS(ca+ave,variance)", "full.ties", "DEC(full)", "DEC(full).ties")
+LINES: dict[str, Row] = {line: {"line": line} for line in ("full", "DEC(full)", "recommended")}
+MORE_LINES: dict[str, Row] = {
+    **{f"{name}, a=1.15": {**row, "amplitude": 1.15} for name, row in list(RIVALS.items())[4:]},
+    **{line: {"line": line} for line in ("lr", "nca+ave", "SS(ca+ave,variance)", "full.ties")},
+    **{line: {"line": line} for line in ("DEC(lr)", "DEC(nca+ave)", "DEC(SS(ca+ave,variance))")},
+    "full, root": {"line": "full", "balance": "root"},
+    "recommended.ties": {"line": "recommended", "residual": "ties"},
 }
-DIRECTIONS: dict[str, Row] = {
-    "full": {"line": "full", "scale": "c_rms"},
-    "DEC(full)": {"line": "DEC(full)"},
-    "DEC(full,ridge)": {"line": "DEC(full,ridge)"},
-}
-BALANCES = (None, "root")
-AMPLITUDES = (0.8, 1.15, 1.6, 2.2, 3.0)
-CALIBRATED = ("lambda", "expert", "group")
-ANSWERS = CalibrationConfig(answer_line=True)
+"""Scored on the suites of five experts: directions at one size, other lines, and decorrelation of each."""
+
+KAPPAS = (0.8, 1.0, 1.15, 1.3, 1.5)
 
 
 class Bench:
@@ -83,16 +79,10 @@ class Bench:
     def merger(self, method: str = "coram", **parameters: Any) -> Merger:
         return open_merger(self.base, self.suite.experts, method, progress=False, **parameters)
 
-    @cached_property
-    def _taught(self) -> Any:
-        inputs = self.merger().inputs
-        return Lessons(inputs, self.suite.prompts(), ANSWERS).teach(progress=False)
-
     def score(self, row: str, model: PreTrainedModel, began: float, **facts: Any) -> None:
         """Ask a model everything, and keep what it got right."""
         outcomes = {task: self._ask(model.eval(), task) for task in self._tasks}
-        kl = round(mean_divergence(divergence(model, self._taught)), 5)
-        self._keep(row, outcomes, began, neutral=round(self._neutral_loss(model), 4), kl=kl, **facts)
+        self._keep(row, outcomes, began, neutral=round(self._neutral_loss(model), 4), **facts)
 
     def score_experts(self) -> None:
         """Ask every expert the questions of its own task."""
@@ -113,8 +103,7 @@ class Bench:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps(values) + "\n")
-        kl = f"KL {facts['kl']:.4f}" if "kl" in facts else ""
-        print(f"{self.name:12} {row:32} {100 * average(values):5.1f}  {kl}  {seconds:.0f} s", flush=True)
+        print(f"{self.name:12} {row:32} {100 * average(values):5.1f}  {seconds:.0f} s", flush=True)
 
     def _neutral_loss(self, model: PreTrainedModel) -> float:
         """The mean loss per token on neutral English text."""
@@ -139,32 +128,30 @@ Step = Callable[[Bench], None]
 
 
 def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
-    """Every direction at every amplitude, with every balance where the experts are uneven."""
-    balances = BALANCES if "initials-hard" in suite.names else BALANCES[:1]
-    for balance in balances:
-        for name, parameters in DIRECTIONS.items():
-            label = name if balance is None else f"{name} {balance}"
-            rows = {f"{label} a={a:g}": a for a in AMPLITUDES}
-            yield list(rows), lambda bench, p=parameters, b=balance, r=rows: amplitudes(bench, p, b, r)  # type: ignore[misc]
+    """The recommended line at several kappas."""
+    rows = {f"recommended, kappa={kappa:g}": kappa for kappa in KAPPAS}
+    yield list(rows), lambda bench: kappas(bench, rows)
 
 
-def amplitudes(bench: Bench, parameters: Row, balance: str | None, rows: dict[str, float]) -> None:
-    """Merge one direction once, and score it at every amplitude a = lambda / c_RMS."""
-    result = bench.merger(**parameters, balance=balance, kappa=1.0).merge()
-    for row, a in rows.items():
+def kappas(bench: Bench, rows: dict[str, float]) -> None:
+    """Merge once, and score at every kappa; a = lambda / c_RMS is the size of the update."""
+    result = bench.merger(line="recommended", kappa=1.0).merge()
+    scale = result.report.neutral["scale"]
+    for row, kappa in rows.items():
         if row not in bench.known:
             began = time.perf_counter()
-            result.rescale_(a * result.report.c_rms)
-            bench.score(row, result.model, began, a=a)
+            result.rescale_(kappa * scale)
+            bench.score(row, result.model, began, kappa=kappa, a=round(result.report.amplitude, 3))
 
 
 def test_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
     yield ["base", "experts"], score_parents
-    for row, parameters in {**RIVALS, **LINES}.items():
+    more = MORE_LINES if len(suite.names) == 5 else {}
+    for row, parameters in {**LINES, **RIVALS, **more}.items():
         if row.endswith(".ties") and suite.folder.name != "full":
             continue
         yield [row], lambda bench, r=row, p=parameters: score_merge(bench, r, p)  # type: ignore[misc]
-    yield [f"calibrated, {how}" for how in CALIBRATED], score_calibrated
+    yield ["calibrated"], score_calibrated
 
 
 def score_merge(bench: Bench, row: str, parameters: Row) -> None:
@@ -177,16 +164,14 @@ def score_merge(bench: Bench, row: str, parameters: Row) -> None:
 
 
 def score_calibrated(bench: Bench) -> None:
-    """The recommended merge, calibrated on the suite's prompts at each granularity."""
+    """The recommended merge, calibrated on the suite's prompts."""
     began = time.perf_counter()
-    first = bench.merger(line="DEC(full)").merge()
-    for how in CALIBRATED:
-        if (row := f"calibrated, {how}") not in bench.known:
-            found = first.calibrate(bench.suite.prompts(), granularity=how, answer_line=True, progress=False)
-            kept = found.report.calibration
-            facts = {"kept": kept["granularity"], "held_back": kept["held_back"], "factors": kept["factors"]}
-            bench.score(row, found.model, began, lam=found.report.lam, **facts)
-            began = time.perf_counter()
+    merge = bench.merger(line="recommended").merge()
+    found = merge.calibrate(bench.suite.prompts(), answer_line=True, progress=False)
+    kept = found.report.calibration
+    facts = {key: kept[key] for key in ("granularity", "held_back", "factors", "before", "after")}
+    facts["calibration seconds"] = round(time.perf_counter() - began)
+    bench.score("calibrated", found.model, began, lam=found.report.lam, **facts)
 
 
 def score_parents(bench: Bench) -> None:
@@ -204,6 +189,7 @@ def main() -> None:
     parser.add_argument("part", choices=QUESTIONS)
     parser.add_argument("--suite", choices=SUITES, action="append")
     parser.add_argument("--row", action="append", help="only rows that begin so")
+    parser.add_argument("--not", dest="skip", action="append", default=[], help="no rows that begin so")
     parser.add_argument("--questions", type=int, help="questions of each task")
     parser.add_argument("--base", type=Path, default=FOLDER)
     options = parser.parse_args()
@@ -217,6 +203,7 @@ def main() -> None:
         steps = validation_steps if options.part == "validation" else test_steps
         for rows, step in steps(suite):
             wanted = not options.row or any(row.startswith(tuple(options.row)) for row in rows)
+            wanted = wanted and not any(row.startswith(tuple(options.skip)) for row in rows)
             if wanted and any(row not in bench.known for row in rows):
                 step(bench)
 
