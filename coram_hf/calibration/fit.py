@@ -14,8 +14,12 @@ from coram_hf.calibration.divergence import Passage, Taught
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.config import GROUPS
 
-PASSAGES = 4
+PASSAGES = 6
 """Answers per teacher in one step; all of them take turns."""
+
+BETAS = (0.8, 0.95)
+LAST_RATE = 0.2
+"""How quickly Adam forgets, and the fraction of its rate that is left at the last step: steps are few."""
 
 CHECK, PATIENCE = 3, 3
 """Steps between two looks at what is held back, and looks without a lower loss after which a fit stops."""
@@ -59,11 +63,12 @@ def fit(
     others decides.
     """
     log_c = start.detach().double().clone().requires_grad_(True)
-    adam = torch.optim.Adam([log_c], lr=rate)
+    adam = torch.optim.Adam([log_c], lr=rate, betas=BETAS)
     judge, turns = held_back or fitted_to, _turns(fitted_to)
 
     best, since = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge)), 0
     for step in range(1, steps + 1):
+        adam.param_groups[0]["lr"] = rate * (1 - (1 - LAST_RATE) * (step - 1) / steps)
         c = columns(log_c)
         _, by_c = surrogate.gradient(c, next(turns))
         (log_c.grad,) = torch.autograd.grad(c, log_c, by_c)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Generic, NamedTuple
@@ -25,15 +26,15 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.report.calibration import Calibration
 
-REACH, REACH_AFTER_FIT = 4.0, 2.0
+REACH, REACH_AFTER_FIT = 4.0, 1.5
 """How far lambda is searched, as a factor each way: around the rule's, and around that of a fit."""
 
-FEWER = 7
+FEWER = 6
 """Evaluations of a search whose lambda is not all that is fitted."""
 
 STEPS = {"expert": 18, "group": 30}
-RATES = {"expert": 0.15, "group": 0.05}
-"""Steps of Adam, and their size. Groups start from the factors of their experts, which are nearly right."""
+RATES = {"expert": 0.15, "group": 0.12}
+"""Steps of Adam, and the size of the first one."""
 
 START = 0.5
 """Factors start from those of balance="root", times this, or from the best lambda, whichever is better."""
@@ -85,14 +86,13 @@ def calibrate(
     found = [search("lambda", merge, start, REACH, EVALUATIONS if alone else FEWER)]
     if not alone:
         lam = best(found[0].curve)
-        fits = _fitted(merge, inputs, merged_with, config, fitted_to, held, lam, progress)
-        merge.rescale_(lam)
         sum_of_updates = float(len(inputs.experts))
-        for granularity, factors in fits.items():
-            fitted = replace(merged_with, balance=None, factors=factors, lam=sum_of_updates)
-            found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWER))
-            if found[-1].held_back < found[0].held_back:
-                break
+        with closing(_fits(merge, inputs, merged_with, config, fitted_to, held, lam, progress)) as fits:
+            for granularity, factors in fits:
+                fitted = replace(merged_with, balance=None, factors=factors, lam=sum_of_updates)
+                found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWER))
+                if found[-1].held_back < found[0].held_back:
+                    break
     chosen = min(found, key=lambda one: one.held_back)
     lam = best(chosen.curve)
     chosen.merge.rescale_(lam)
@@ -146,7 +146,7 @@ def _search(
     return Candidate(granularity, merge, curve, mean_divergence(divergence(merge.model, held)))
 
 
-def _fitted(
+def _fits(
     merge: Merge,
     inputs: Inputs,
     merged_with: CoramConfig,
@@ -155,32 +155,27 @@ def _fitted(
     held: Taught,
     lam: float,
     progress: bool,
-) -> dict[Granularity, Factors]:
-    """Factors per group of modules, if asked for and better on what is held back, and per expert."""
+) -> Generator[tuple[Granularity, Factors], None, None]:
+    """Factors per group of modules, if asked for, and then per expert, should groups not help.
+
+    The model of the merge is used for it, and must be reassembled afterwards.
+    """
     root = balance_factors(merge.report.relative_updates, "root")
     starts = [[START * f for f in root.values()], [lam / len(root)] * len(root)]
-    grouped = config.granularity == "group" and bool(held)
-    steps = STEPS["expert"] + (STEPS["group"] if grouped else 0)
     plain = replace(merged_with, balance=None, factors=None)
-    found: dict[Granularity, Factors] = {}
-    with (
-        Surrogate(merge.model, inputs, plain, progress) as surrogate,
-        tqdm(total=steps, desc="calibrate: factors", disable=not progress) as bar,
-    ):
+    with Surrogate(merge.model, inputs, plain, progress) as surrogate:
 
         def fitted(how: str, columns: Callable[[Tensor], Tensor], start: Tensor) -> Fitted:
-            return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.update)
+            with tqdm(total=STEPS[how], desc="calibrate: factors", disable=not progress) as bar:
+                return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.update)
 
         logs = [torch.tensor(start, dtype=torch.float64).log() for start in starts]
         losses = [surrogate.loss(per_expert(log_c), fitted_to) for log_c in logs]
-        single = fitted("expert", per_expert, logs[losses.index(min(losses))])
-        if grouped:
-            spread = single.log_c[:, None].repeat(1, len(GROUPS))
-            several = fitted("group", per_group, spread)
-            if several.held_back < single.held_back:
-                found["group"] = tuple(_numbers(row) for row in several.log_c)
-    found["expert"] = _numbers(single.log_c)
-    return found
+        first = logs[losses.index(min(losses))]
+        if config.granularity == "group" and held:
+            several = fitted("group", per_group, first[:, None].repeat(1, len(GROUPS)))
+            yield "group", tuple(_numbers(row) for row in several.log_c)
+        yield "expert", _numbers(fitted("expert", per_expert, first).log_c)
 
 
 def _finite(curve: Curve) -> list[tuple[float, float]]:
