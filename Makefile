@@ -27,7 +27,8 @@ demo: .venv/demo
 	$(BIN)/coram-hf demo
 
 suite: setup .venv/demo
-	$(BIN)/python examples/suite/compare.py
+	$(BIN)/python examples/suite/study.py test
+	$(BIN)/python examples/suite/tables.py
 
 example: setup
 	$(BIN)/python examples/quickstart.py

@@ -31,7 +31,7 @@ SOURCES = {
 METHOD = {
     "method": (str | None, f"{', '.join(method_names())}; `coram-hf methods` explains them."),
     "parameter": (list[str] | None, "A parameter of a baseline as name=value; may be repeated."),
-    "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties."),
+    "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties, or recommended."),
 }
 SPELLED = {"lam": "--lambda"}
 """Options that have another name in Python."""

@@ -1,4 +1,4 @@
-"""Merge the five adapters of the suite, score base, experts and merge, and show the answers of the merge."""
+"""Merge the five adapters of the suite in three ways, score them, and show what the best merge answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluation.light import Score, score
 from coram_hf.evaluation.questions import Task, read_task
-from coram_hf.merger import CoramMerger
+from coram_hf.merger import CoramMerger, Merger
+from coram_hf.methods.registry import find_method
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.diagnostics import diagnose_inputs
@@ -24,11 +25,14 @@ SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
 """The even suite: each names an adapter and the task that it was trained for."""
 
+OTHERS = {"linear average": "linear", "CORAM, the paper's rule": "coram"}
+BEST = "CORAM, recommended"
+
 
 def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> Path:
-    """Merge into `folder`/merged by the rule, print the scores of base, experts and merge; return it.
+    """Merge into `folder`/merged by the recommended line, and print scores and answers; return that folder.
 
-    `calibrate` also merges decorrelated and calibrated on four prompts per expert, into `folder`/calibrated.
+    `calibrate` also calibrates the merge on four prompts per expert, into `folder`/calibrated.
     """
     folder, started = Path(folder), time.perf_counter()
     base = build_base(folder / Path(MODEL_ID).name)
@@ -38,37 +42,45 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
 
     merged = folder / "merged"
     print(f"merging {len(adapters)} adapters of {MODEL_ID} into {merged}")
-    merger = CoramMerger(base, adapters, progress=False)
+    merger = CoramMerger(base, adapters, CoramConfig.recommended(), progress=False)
     report = merger.merge_to(merged, overwrite=_is_ours(merged))
-    print(f"D {report.dispersion:.2f}, so kappa {report.kappa:g} and lambda {report.lam:.3f}\n")
-    numbers = diagnose_inputs(merger.inputs, merged={"CORAM": merged}, progress=False)
+    print(f"D {report.dispersion:.2f}, kappa {report.kappa:g}, lambda {report.lam:.3f}\n")
+    numbers = diagnose_inputs(merger.inputs, merged={BEST: merged}, progress=False)
     write_whole(folder / "report.html", render_page(numbers))
 
+    def scored(model: PreTrainedModel) -> dict[str, Score]:
+        return {name: score(model, tokenizer, tasks[name], questions) for name in EXPERTS}
+
     before = _load(base)
-    rows = {"base": {name: score(before, tokenizer, tasks[name], questions) for name in EXPERTS}}
-    rows["its expert"] = _score_experts(before, tokenizer, adapters, tasks, questions)
-    after, shown = _load(merged), "CORAM"
-    rows[shown] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
+    rows = {"base": scored(before)}
+    rows["each expert on its task"] = _score_experts(before, tokenizer, adapters, tasks, questions)
+    for title, method in OTHERS.items():
+        other = Merger(merger.inputs, find_method(method).choose({}), progress=False)
+        rows[title] = scored(other.merge(keep_update=False).model)
+    after, shown = _load(merged), BEST
+    rows[shown] = scored(after)
     if calibrate:
-        merged, shown = folder / "calibrated", "calibrated"
+        merged, shown = folder / "calibrated", "CORAM, calibrated"
         after = _calibrated(base, adapters, merged)
-        rows[shown] = {name: score(after, tokenizer, tasks[name], questions) for name in EXPERTS}
+        rows[shown] = scored(after)
     print(_scores(rows))
     error = sum(found.standard_error**2 for found in rows[shown].values()) ** 0.5 / len(EXPERTS)
-    print(f"percent right of {questions} held-out questions per task; the merge's average +- {error:.1%}\n")
-
-    for task in tasks.values():
-        print(f"{task.questions[0].prompt}\x1b[1m{_answer(after, tokenizer, task)}\x1b[0m\n")
+    print(f"percent right of {questions} held-out questions per task; the last average +- {error:.1%}\n")
+    print(_answers(after, tokenizer, tasks))
     seconds = time.perf_counter() - started
-    print(f"{merged} holds the model and its card, {folder / 'report.html'} shows the merge; {seconds:.0f} s")
+    print(
+        f"\n{merged} holds the model and its card, {folder / 'report.html'} shows the merge; {seconds:.0f} s"
+    )
+    if not calibrate:
+        print("next: coram-hf demo --calibrate, which fits the merge to four unlabelled prompts per task")
     return merged
 
 
 def _calibrated(base: Path, adapters: dict[str, Path], folder: Path) -> PreTrainedModel:
-    """Merge decorrelated, calibrated on a few prompts that are neither trained on nor tested with."""
+    """The merge calibrated on a few prompts that are neither trained on nor tested with."""
     started = time.perf_counter()
     how = CalibrationConfig(granularity="expert", answer_line=True)
-    prompts, config = SUITE / "prompts", CoramConfig.from_line("DEC(full)")
+    prompts, config = SUITE / "prompts", CoramConfig.recommended()
     result = CoramMerger(base, adapters, config, calibrate=prompts, calibration=how).merge(keep_update=False)
     result.save_pretrained(folder)
     found = result.report.calibration
@@ -116,9 +128,20 @@ def _scores(rows: dict[str, dict[str, Score]]) -> str:
     return table(["", *EXPERTS, "average"], cells)
 
 
-def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task) -> str:
-    """What the model says to a task's first question, up to the end of the line."""
-    asked: Any = tokenizer(task.questions[0].prompt, return_tensors="pt")
+def _answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: dict[str, Task]) -> str:
+    """The first question of every task, what the model answers, and what is right."""
+    rows = []
+    for task in tasks.values():
+        question = task.questions[0]
+        asked = question.prompt.replace("\n", " ")
+        right = question.choices[question.answer].strip()
+        rows.append([asked, _answer(model, tokenizer, question.prompt).strip(), right])
+    return table(["question", "the merge's answer", "right answer"], rows)
+
+
+def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """What the model says, up to the end of the line."""
+    asked: Any = tokenizer(prompt, return_tensors="pt")
     generate = cast(Any, model).generate
     said = generate(**asked, max_new_tokens=24, do_sample=False)[0][asked.input_ids.shape[1] :]
     return str(tokenizer.decode(said, skip_special_tokens=True)).partition("\n")[0]

@@ -130,7 +130,7 @@ class CoramEntry:
         return words
 
 
-LINE_HELP = "The configuration by its line, such as SS(ca+ave,variance).ties."
+LINE_HELP = "The configuration by its line, such as SS(ca+ave,variance).ties, or recommended."
 CORAM = CoramEntry()
 
 

@@ -28,13 +28,13 @@ from coram_hf.evaluation.scores import average
 SUITE = ROOT / "examples" / "suite"
 sys.path.insert(0, str(SUITE))
 
-import compare  # noqa: E402
+import tables  # noqa: E402
 from make_data import TASKS  # noqa: E402
-from train import EVEN, EXPERTS, HARD, UNEVEN  # noqa: E402
+from suites import PROMPTS, SUITES  # noqa: E402
+from train import EVEN, EXPERTS, HARD  # noqa: E402
 
-RESULTS = {
-    name: json.loads((SUITE / "results" / name / "compare.json").read_text()) for name in compare.SUITES
-}
+RESULTS = {part: tables.read(part) for part in ("validation", "test")}
+LORA = [name for name in SUITES if name.startswith("lora")]
 LIMIT = 40 * 2**20
 
 
@@ -141,9 +141,27 @@ def test_no_file_names_a_machine():
 
 
 def test_the_readme_shows_the_committed_results():
-    assert compare.tables() in (SUITE / "README.md").read_text()
-    assert compare.merges() in (SUITE.parents[1] / "README.md").read_text()
-    assert all(set(found["base"]) == set(TASKS) for found in RESULTS.values())
+    assert tables.study(RESULTS["validation"], RESULTS["test"]) in (SUITE / "README.md").read_text()
+    assert tables.front(RESULTS["test"]) in (SUITE.parents[1] / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_row_has_the_outcome_of_every_question(name):
+    """The same questions for all rows of a suite; prompts of a calibration are no questions that are scored."""
+    for part, questions in (("validation", 100 - PROMPTS), ("test", 100)):
+        for row in RESULTS[part].get(name, {}).values():
+            assert set(row["outcomes"]) == set(SUITES[name].tasks.values())
+            lengths = {len(text) for text in row["outcomes"].values()}
+            assert len(lengths) == 1
+            assert lengths.pop() <= questions
+
+
+def test_differences_are_those_of_the_averages():
+    """The paired difference of two rows over suites is the difference of their means."""
+    rows = {"s": {"x": {"outcomes": {"t": "1100", "u": "10"}}, "y": {"outcomes": {"t": "1000", "u": "00"}}}}
+    found = tables.difference(rows, "x", "y")
+    assert found.estimate == pytest.approx((0.25 + 0.5) / 2)
+    assert found.low >= 0
 
 
 @cache
@@ -160,21 +178,17 @@ def update_norm(name):
     return config.lora_alpha / config.r * square**0.5
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", LORA)
 def test_the_rule_has_the_committed_coefficients(name):
     """D, kappa and lambda of the results follow from the committed adapters, on both sides of 7.5."""
-    suite, found = compare.SUITES[name], RESULTS[name]["lines"][0]
-    sizes = {expert: update_norm(expert) for expert in suite.experts}
-    for expert, size in sizes.items():
-        ratio = found["relative_updates"][expert] / found["relative_updates"][suite.experts[0]]
-        assert ratio == pytest.approx(size / sizes[suite.experts[0]], rel=1e-3)
-    config = CoramConfig(balance=suite.balance)
+    names, found = SUITES[name].names, RESULTS["test"][name]["full"]
+    sizes = {expert: update_norm(expert) for expert in names}
     squares = {expert: size**2 for expert, size in sizes.items()}
-    amplitude = choose(UpdateNorms(base=1e8, updates=squares), Strength.of(config, len(sizes)))
-    assert amplitude.dispersion == pytest.approx(found["dispersion"], rel=1e-3)
-    assert amplitude.kappa == found["kappa"] == {"even": 1.15, "uneven": 0.5, "damp": 1.15}[name]
-    assert amplitude.lam == pytest.approx(found["rule"]["lam"])
-    assert (max(sizes, key=sizes.get) == HARD) == (suite.experts == UNEVEN)
+    amplitude = choose(UpdateNorms(base=1e8, updates=squares), Strength.of(CoramConfig(), len(sizes)))
+    assert amplitude.dispersion == pytest.approx(found["D"], rel=1e-3)
+    assert amplitude.kappa == found["kappa"] == (0.5 if name == "lora-uneven" else 1.15)
+    assert amplitude.lam == pytest.approx(found["lam"])
+    assert (max(sizes, key=sizes.get) == HARD) == (name == "lora-uneven")
 
 
 def test_the_demo_has_the_experts_of_the_even_suite():
@@ -201,19 +215,15 @@ def real_base(tmp_path_factory):
     return build_base(tmp_path_factory.mktemp("base") / Path(MODEL_ID).name)
 
 
-def adapters(suite):
-    return {expert: SUITE / "adapters" / expert for expert in compare.SUITES[suite].experts}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["even", "uneven"])
+@pytest.mark.parametrize("name", ["lora-even", "lora-uneven"])
 def test_the_real_base_and_its_suites(real_base, name):
     with safe_open(real_base / "model.safetensors", "pt") as file:
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118
         assert file.get_tensor("model.norm.weight").dtype == torch.float32
-    plan = CoramMerger(real_base, adapters(name), progress=False).inspect()
-    expected = RESULTS[name]["lines"][0]
-    assert plan.dispersion == pytest.approx(expected["dispersion"], rel=1e-3)
+    plan = CoramMerger(real_base, SUITES[name].experts, progress=False).inspect()
+    expected = RESULTS["test"][name]["full"]
+    assert plan.dispersion == pytest.approx(expected["D"], rel=1e-3)
     assert plan.kappa == expected["kappa"]
 
 
@@ -221,7 +231,7 @@ def test_the_real_base_and_its_suites(real_base, name):
 def test_each_expert_is_one_on_its_own_task_alone_and_the_rule_beats_the_average(real_base):
     tasks = [SUITE / "data" / task / "test.jsonl" for task in EVEN]
     options = {"baselines": ("Linear",), "limit": 20, "progress": False}
-    found = compare_methods(real_base, adapters("even"), "full", tasks=tasks, **options)
+    found = compare_methods(real_base, SUITES["lora-even"].experts, "full", tasks=tasks, **options)
     base = {task: result.value for task, result in found.base.items()}
     for task, results in found.experts.items():
         row = {other: result.value for other, result in results.items()}

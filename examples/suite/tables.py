@@ -1,0 +1,156 @@
+"""Print the tables of the study from its results, and write them into the READMEs.
+
+    python examples/suite/tables.py
+
+Averages are over tasks; intervals are 95 % of a bootstrap over questions, drawn within each suite and task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from study import KAPPAS, RESULTS, RIVALS, average
+from suites import HERE, SUITES
+
+from coram_hf.evaluation.intervals import Interval, bootstrap
+from coram_hf.report.tables import markdown as table
+
+Row = Mapping[str, Any]
+STEPS = {
+    "base": "the base",
+    "linear": "linear average",
+    "full": "CORAM, the paper's rule (`full`)",
+    "DEC(full)": "+ decorrelated (`DEC(full)`)",
+    "recommended": "+ balanced where uneven, neutral scale (`recommended`)",
+    "calibrated": "+ calibrated on 16 prompts per expert",
+    "experts": "each expert on its own task",
+}
+OURS = "recommended"
+
+
+def read(part: str) -> dict[str, dict[str, Row]]:
+    """The scored rows of every suite, by name."""
+    found = {}
+    for name in SUITES:
+        path = RESULTS / part / f"{name}.jsonl"
+        rows = [json.loads(line) for line in path.open()] if path.is_file() else []
+        found[name] = {row["row"]: row for row in rows}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def outcomes(row: Row, share: float = 1.0) -> dict[str, list[float]]:
+    """The outcomes of every task, scaled so that means over questions add up to `share` of the average."""
+    tasks = row["outcomes"]
+    return {task: [share * int(bit) / len(tasks) for bit in text] for task, text in tasks.items()}
+
+
+def interval(row: Row) -> Interval:
+    return bootstrap(outcomes(row))
+
+
+def difference(suites: Mapping[str, Mapping[str, Row]], ours: str, theirs: str) -> Interval:
+    """How far one row is above another, averaged over suites, on the same questions."""
+    strata = {}
+    for name, rows in suites.items():
+        mine, other = (outcomes(rows[row], 1 / len(suites)) for row in (ours, theirs))
+        for task, values in mine.items():
+            strata[f"{name} {task}"] = [a - b for a, b in zip(values, other[task], strict=True)]
+    return bootstrap(strata)
+
+
+def percent(found: Interval) -> str:
+    return f"{100 * found.estimate:.1f} ± {50 * (found.high - found.low):.1f}"
+
+
+def signed(found: Interval) -> str:
+    return f"{100 * found.estimate:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def overview(suites: Mapping[str, Mapping[str, Row]], names: Mapping[str, str]) -> str:
+    """Rows by suite, their average over suites, and how far the recommended merge is above each."""
+    header = ["", *(SUITES[name].title for name in suites), "average", f"{OURS} is above by"]
+    lines = []
+    for row, title in names.items():
+        known = {name: rows[row] for name, rows in suites.items() if row in rows}
+        if len(known) < len(suites):
+            continue
+        mean = sum(average(found) for found in known.values()) / len(known)
+        above = "" if row in (OURS, "experts") else signed(difference(suites, OURS, row))
+        cells = [percent(interval(found)) for found in known.values()]
+        lines.append([title, *cells, f"{100 * mean:.1f}", above])
+    return table(header, lines)
+
+
+def details(rows: Mapping[str, Row]) -> str:
+    """Every row of one suite by task, with its loss on neutral text."""
+    tasks = list(next(iter(rows.values()))["outcomes"])
+    lines = []
+    for name, row in rows.items():
+        shares = [100 * text.count("1") / len(text) for text in row["outcomes"].values()]
+        numbers = [
+            f"{row[key]:.{digits}f}" if key in row else ""
+            for key, digits in (("a", 2), ("lam", 2), ("neutral", 3))
+        ]
+        lines.append([name, *(f"{share:.0f}" for share in shares), percent(interval(row)), *numbers])
+    return table(["row", *tasks, "average", "a", "lambda", "loss on neutral text"], lines)
+
+
+def choice(suites: Mapping[str, Mapping[str, Row]]) -> str:
+    """The validation average at every kappa, and the kappa that the other suites would choose for each."""
+    points = {
+        name: {kappa: average(rows[f"recommended, kappa={kappa:g}"]) for kappa in KAPPAS}
+        for name, rows in suites.items()
+        if f"recommended, kappa={KAPPAS[-1]:g}" in rows
+    }
+
+    def best(of: Sequence[str], at: Callable[[str, float], float]) -> float:
+        return max(KAPPAS, key=lambda kappa: sum(at(name, kappa) for name in of))
+
+    lines = []
+    for name, found in points.items():
+        others = [other for other in points if other != name]
+        left_out = best(others, lambda other, kappa: points[other][kappa])
+        cells = [f"{100 * found[kappa]:.1f}" for kappa in KAPPAS]
+        lines.append([SUITES[name].title, *cells, f"{left_out:g}", f"{100 * found[left_out]:.1f}"])
+    means = [sum(found[kappa] for found in points.values()) / len(points) for kappa in KAPPAS]
+    lines.append(["average", *(f"{100 * mean:.1f}" for mean in means), "", ""])
+    return table(
+        ["", *(f"kappa {kappa:g}" for kappa in KAPPAS), "kappa of the others", "score with it"], lines
+    )
+
+
+def put(path: Path, mark: str, text: str) -> None:
+    """Replace what stands between two marks of a file."""
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+    before, found, rest = path.read_text().partition(begin)
+    if found:
+        path.write_text(before + begin + text + end + rest.partition(end)[2])
+
+
+def study(validation: Mapping[str, Mapping[str, Row]], test: Mapping[str, Mapping[str, Row]]) -> str:
+    """All tables."""
+    parts = ["### What each step is worth\n", overview(test, STEPS)]
+    parts += ["\n### The rivals\n", overview(test, {OURS: OURS, **{name: name for name in RIVALS}})]
+    parts += ["\n### The choice of kappa, on validation questions\n", choice(validation)]
+    for name, rows in test.items():
+        parts += [f"\n### {SUITES[name].title}\n", details(rows)]
+    return "\n".join(parts) + "\n"
+
+
+def front(test: Mapping[str, Mapping[str, Row]]) -> str:
+    """The tables of the front page."""
+    return "\n".join([overview(test, STEPS), "\n", overview(test, {name: name for name in RIVALS})]) + "\n"
+
+
+def main() -> None:
+    validation, test = read("validation"), read("test")
+    put(HERE / "README.md", "study", study(validation, test))
+    put(HERE.parents[1] / "README.md", "study", front(test))
+    print(study(validation, test))
+
+
+if __name__ == "__main__":
+    main()
