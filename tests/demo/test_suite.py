@@ -147,7 +147,7 @@ def test_the_readme_shows_the_committed_results():
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_row_has_the_outcome_of_every_question(name):
-    """The same questions for all rows of a suite; prompts of a calibration are no questions that are scored."""
+    """All rows of a suite have the same questions, and none of them is a prompt of a calibration."""
     for part, questions in (("validation", 100 - PROMPTS), ("test", 100)):
         for row in RESULTS[part].get(name, {}).values():
             assert set(row["outcomes"]) == set(SUITES[name].tasks.values())
