@@ -38,7 +38,8 @@ def python_code(report: MergeReport) -> str:
     """Python that repeats the merge."""
     base, experts = _sources(report)
     lines = [f"    {name!r}: {source!r}," for name, source in experts.items()]
-    options = "".join(f", {key}={value!r}" for key, value in _options(report).items())
+    chosen = _options(report) | ({"bases": own} if (own := _own_bases(report)) else {})
+    options = "".join(f", {key}={value!r}" for key, value in chosen.items())
     entry = entry_of(report)
     if report.adapter:
         given = {k: v for k, v in report.config.items() if v is not None and v != _default(entry, k)}
@@ -56,6 +57,8 @@ def command_line(report: MergeReport) -> str:
     base, experts = _sources(report)
     words = ["coram-hf", "merge", base, *(_named(name, source) for name, source in experts.items())]
     words += entry_of(report).words(report.line, report.config)
+    for name, source in _own_bases(report).items():
+        words += ["--bases", f"{_plain(name)}={source}"]
     for key, value in _options(report).items():
         words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     if not report.adapter:
@@ -90,7 +93,18 @@ def _named(name: str, source: str) -> str:
     """`name=source`, or the source alone if it is the name; special characters in names are replaced."""
     if source.partition("@")[0] == name:
         return source
-    return f"{re.sub(r'[^A-Za-z0-9_. -]+', '_', name).strip('- ') or 'expert'}={source}"
+    return f"{_plain(name)}={source}"
+
+
+def _plain(name: str) -> str:
+    """A name that the command line can read."""
+    return re.sub(r"[^A-Za-z0-9_. -]+", "_", name).strip("- ") or "expert"
+
+
+def _own_bases(report: MergeReport) -> dict[str, str]:
+    """The bases of experts that were fine-tuned from another than that of the merge."""
+    found = {name: values["base"] for name, values in report.sources.items() if values.get("base")}
+    return {name: _source(f"base-of-{name}", values) for name, values in found.items()}
 
 
 def _sources(report: MergeReport) -> tuple[str, dict[str, str]]:

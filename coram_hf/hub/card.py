@@ -219,7 +219,8 @@ def _parents(report: MergeReport) -> str:
         size = number(report.relative_updates[name]) if name else ""
         kind = report.expert_kinds[name] if name else "base"
         version = found.get("commit") or found.get("files") or "in memory"
-        row = [inline(name or "base"), _source(found), inline(version[:16]), size, inline(kind)]
+        own = f", fine-tuned from {_source(found['base'])}" if found.get("base") else ""
+        row = [inline(name or "base"), _source(found) + own, inline(version[:16]), size, inline(kind)]
         rows.append(row + ([number(report.balance_factors.get(name, 1.0))] if balanced else []))
     return table(header + (["balance f"] if balanced else []), rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
@@ -24,6 +26,7 @@ from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
 from coram_hf.inputs.targets import with_targets
 from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
+from coram_hf.inputs.transplant import OwnBases, check_transplanted_targets, transplanted
 from coram_hf.inputs.weights import Weights
 
 ModelSource = PreTrainedModel | PeftModel | str | Path
@@ -60,18 +63,30 @@ def open_inputs(
         raise CoramError(
             f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
         )
+    own_tokenizer = tokenizer or find_tokenizer(source, trust_remote_code)
+    token_of = partial(_tokenizer_of, expert_tokenizers or {}, trust_remote_code)
+    own_bases = OwnBases(options.get("bases"), lambda given: _open_base(cast(Any, given), open_folder))
     opened: dict[str, Weights] = {}
     warnings = list(source.warnings)
-    pairs = experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts)
+    pairs = list(experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts))
+    if not any(isinstance(expert, PeftModel | PreTrainedModel) for given, expert in pairs if given is None):
+        own_bases.require([str(_label(given, expert)) for given, expert in pairs], adapters=True)
     for position, (given, expert) in enumerate(pairs, start=1):
-        for name, weights in _open_expert(source, given, expert, position, open_folder, allow_pickle):
+        trained_on = own_bases.find(_label(given, expert))
+        start = trained_on or source
+        for name, weights in _open_expert(start, given, expert, position, open_folder, allow_pickle):
+            start = trained_on or own_bases.find(name) or source
             warnings += weights.warnings
             if name in opened:
                 raise CoramError(
                     f"two experts are called {name!r}; give them distinct names with a dict name -> expert, "
                     "or name=source on the command line"
                 )
-            _check_same_architecture(origin, name, weights.model)
+            _check_same_architecture(start.model, name, weights.model)
+            if start is not source:
+                tokenizers = find_tokenizer(start, trust_remote_code), token_of(name, weights)
+                weights, more = _transplant(source, own_tokenizer, start, name, weights, *tokenizers)
+                warnings += more
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
@@ -81,14 +96,11 @@ def open_inputs(
             f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; valid: {list(opened)}"
         )
 
-    own = tokenizer or find_tokenizer(source, trust_remote_code)
-    theirs = {
-        name: (expert_tokenizers or {}).get(name) or find_tokenizer(weights, trust_remote_code)
-        for name, weights in opened.items()
-    }
+    own_bases.require(list(opened))
+    theirs = {name: token_of(name, w) if w.transplant is None else None for name, w in opened.items()}
     models = {name: weights.model for name, weights in opened.items()}
     policy = options.get("vocabulary", "base")
-    rows, differences = match_vocabularies(origin, models, policy, own, theirs)
+    rows, differences = match_vocabularies(origin, models, policy, own_tokenizer, theirs)
     for name, weights in opened.items():
         warnings += _check_same_tensors(source, name, weights, rows.token_axis)
     told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
@@ -107,7 +119,8 @@ def open_inputs(
         trust_remote_code=trust_remote_code,
         told=told,
     )
-    return with_targets(inputs, target_modules, required=need_targets)
+    found = with_targets(inputs, target_modules, required=need_targets)
+    return replace(found, warnings=(*found.warnings, *check_transplanted_targets(found)))
 
 
 def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:
@@ -162,6 +175,34 @@ def _open_expert(
     yield name, Weights(dequantized(f"expert {name!r}", expert))
 
 
+def _label(given: object, expert: ModelSource) -> object:
+    """The name of an expert, as far as it is known before it is opened."""
+    return given or (parse_source(str(expert)).name if isinstance(expert, str | Path) else None)
+
+
+def _tokenizer_of(
+    given: Mapping[str, Tokenizer], trust_remote_code: bool, name: str, weights: Weights
+) -> Tokenizer | None:
+    return given.get(name) or find_tokenizer(weights, trust_remote_code)
+
+
+def _transplant(
+    base: Weights,
+    base_tokenizer: Tokenizer | None,
+    own: Weights,
+    name: str,
+    expert: Weights,
+    own_tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | None,
+) -> tuple[Weights, list[str]]:
+    """An expert of its own base, checked against it, as an expert of the base; and warnings."""
+    models, tokenizers = {name: expert.model}, {name: tokenizer}
+    within, differences = match_vocabularies(own.model, models, "base", own_tokenizer, tokenizers)
+    differences += _check_same_tensors(own, name, expert, within.token_axis)
+    onto, _ = match_vocabularies(base.model, {name: own.model}, "base", base_tokenizer, {name: own_tokenizer})
+    return transplanted(base, own, name, expert, onto, within), differences
+
+
 def _located(weights: Weights, found: Located) -> Weights:
     weights.location, weights.commit, weights.folder = found.location, found.commit, found.folder
     return weights
@@ -187,7 +228,8 @@ def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTraine
     if expert.config.model_type != base.config.model_type:
         raise CoramError(
             f"expert {name!r} is a {type(expert).__name__} ({expert.config.model_type}), but the base is a "
-            f"{type(base).__name__} ({base.config.model_type}); experts must be fine-tuned from the base"
+            f"{type(base).__name__} ({base.config.model_type}); experts must be fine-tuned from the base, or "
+            f"come with their own: bases={{{name!r}: ...}} (--bases {name}=...) transplants their updates"
         )
 
 

@@ -54,6 +54,7 @@ def build_plan(
         sizes={name: inputs.base.original(name).numel() for name in inputs.base},
         kinds={name: inputs.kinds[name] for name in inputs.base},
         vocabulary={name: dict(counts) for name, counts in inputs.vocabulary.counts.items()},
+        transplants=inputs.transplants,
         warnings=(*inputs.warnings, *amplitude.warnings, *left_behind),
     )
 
@@ -106,6 +107,7 @@ def build_report(
         warnings=plan.warnings,
         versions=library_versions(),
         sources=inputs.sources(),
+        transplants={name: found.lines() for name, found in inputs.transplants.items()},
         options=dict(inputs.told or {}),
         retention=retained(inputs, records, survey).by_kind(),
         kinds=plan.kind_counts,

@@ -90,6 +90,7 @@ class MergeReport(Shown):
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
+    transplants: per expert with a base of its own, the tensors that were matched, stayed and were left out.
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
     kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
@@ -134,6 +135,7 @@ class MergeReport(Shown):
     decorrelation: dict[str, float | None] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     neutral: dict[str, Any] = field(default_factory=dict)
+    transplants: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def effective_kappa(self) -> float | None:
