@@ -18,7 +18,9 @@ from coram_hf.amplitude import relative_size
 from coram_hf.calibration import Lessons, PromptSources, calibrate
 from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
+from coram_hf.execution.progress import shows_bars
 from coram_hf.execution.tasks import in_threads, thread_count
+from coram_hf.execution.telling import Teller
 from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
@@ -93,6 +95,7 @@ class MergeResult(Shown):
             model, self.report, self._inputs, self._updates, self._retained, again=self._again
         )
         other.rescale_(lam)
+        Teller(self.report.warnings)(other.report.warnings)
         return other
 
     def calibrate(self, prompts: PromptSources, *, progress: bool = True, **options: Any) -> MergeResult:
@@ -117,7 +120,7 @@ class MergeResult(Shown):
             )
         lessons = Lessons(self._inputs, prompts, config)
         found, calibration = calibrate(
-            self.with_lambda(start), self._inputs, lessons, config, self._again, progress
+            self.with_lambda(start), self._inputs, lessons, config, self._again, progress and shows_bars()
         )
         found.report = found.report.with_calibration(calibration)
         return found

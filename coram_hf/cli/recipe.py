@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from coram_hf.merger import Merger
 
 OWN_KEYS = ("base", "experts", "method", "line", "parameters", "calibrate")
+
+ALMOST = 0.95
+"""The share of the base's size that a merge certainly takes."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,25 @@ class Recipe:
         from coram_hf.merger import Merger
 
         choice = find_method(self.method).choose(self.parameters)
-        options: Any = {**self.options, "progress": progress}
+        options: Any = {"progress": progress, **self.options}
         return Merger.open(self.base, self.experts, choice, options, self._calibrate())
+
+    def check_output(self, folder: Path, *, overwrite: bool, disk: bool = True) -> None:
+        """Raise if the merge cannot be written, as far as that is known before any model is opened.
+
+        `disk`: also if the disk is too small for a merge with a local base. What an interrupted merge has
+        left is checked when it is resumed.
+        """
+        from coram_hf.execution.workspace import Workspace, check_target
+        from coram_hf.inputs.files import stored_bytes
+        from coram_hf.inputs.options import output_dtype
+
+        target = Path(os.path.abspath(folder.expanduser()))
+        dtype, base = output_dtype(self.options.get("dtype")), Path(self.base).expanduser()
+        known = disk and base.is_dir()
+        needed = int(ALMOST * stored_bytes(base, None if dtype is None else dtype.itemsize)) if known else 0
+        if not Workspace(target).folder.exists():
+            check_target(target, overwrite, needed, [base] if base.is_dir() else [])
 
     def _calibrate(self) -> Calibrate | None:
         """The prompts and options of the calibration, if there is one."""
@@ -79,6 +100,9 @@ class UniqueKeys(yaml.SafeLoader):
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe from a YAML file; unknown keys are errors with a suggestion."""
+    if not path.is_file():
+        what = "is a folder; a recipe is a YAML file" if path.is_dir() else "does not exist"
+        raise CoramError(f"the recipe {path} {what}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from coram_hf.cli.voice import VOLUME
 from coram_hf.config import AdapterOptions, CalibrationConfig, CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
@@ -151,7 +152,7 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
     if len(parameters.get("target_modules", ())) == 1:
         parameters["target_modules"] = parameters["target_modules"][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
-    options = {key: given[key] for key in OPTIONS if given[key]}
+    options = {key: given[key] for key in OPTIONS if given[key]} | {"progress": not VOLUME.get().quiet}
     if "bases" in options:
         options["bases"] = recipe.options.get("bases", {}) | dict(map(_own_base, options["bases"]))
     calibration = {key: given[key] for key in CALIBRATION if given.get(key)}

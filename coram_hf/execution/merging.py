@@ -50,11 +50,12 @@ def merge_into(
         work = sink.kept(work, measured)
         if amplitude.lam is None:
             raise CoramError(
-                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= to CORAM, "
-                "or remove amplitude= from a baseline"
+                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= (--lambda) "
+                "to CORAM, or remove amplitude= from a baseline"
             )
 
     while True:
+        logger.debug("merging %d tensors with lambda %s", len(names), amplitude.lam)
         task = merge_task(work, names, amplitude.lam, inputs, run.measures)
         records = run.each(f"write {amplitude.lam!r}", list(names), task, sink)
         survey = known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from coram_hf.execution.device import compute_device
@@ -11,6 +12,8 @@ from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
 from coram_hf.inputs.options import MergeOptions, check_options
 from coram_hf.methods.entry import Choice
+
+logger = logging.getLogger("coram_hf")
 
 
 def open_here(
@@ -36,4 +39,13 @@ def open_timed(
     """The inputs of a merge by a chosen method, and how many seconds it took to open them."""
     started = time.perf_counter()
     inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
-    return inputs, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    logger.debug(
+        "opened the base (%s) and %d experts in %.1f s: %d target matrices, %d other tensors",
+        inputs.base.class_name,
+        len(inputs.experts),
+        seconds,
+        len(inputs.targets),
+        len(inputs.outside),
+    )
+    return inputs, seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -38,12 +39,22 @@ def parse_source(text: str) -> Source:
         raise CoramError(f"{text!r} is a file; a source must be a folder or a Hub repository")
     match = _HUB.fullmatch(rest)
     if match is None or rest.startswith((".", "/", "~")):
-        raise CoramError(
-            f"{text!r} is neither a folder nor a Hub repository; "
-            "write path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
+        form = (
+            ""
+            if rest.startswith((".", "/", "~"))
+            else "; on the Hub, a source is org/repo[:folder][@revision]"
         )
+        raise CoramError(f"no such folder: {rest!r}{_nearest(path)}{form}")
     label = Path(match["folder"]).name if match["folder"] else match["repo"]
     return Source(name or label, match["repo"], match["folder"], match["revision"])
+
+
+def _nearest(path: Path) -> str:
+    """A hint at a folder of a similar name."""
+    parent = path.parent
+    names = [found.name for found in parent.iterdir() if found.is_dir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {str(parent / near[0])!r}?)" if near else ""
 
 
 class Located(NamedTuple):
@@ -71,7 +82,8 @@ def fetch(source: Source) -> Located:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).partition("\n")[0]
         raise CoramError(
-            f"{source.name!r}: {source.location!r} cannot be downloaded from the Hub ({why})"
+            f"no such folder: {source.location!r}{_nearest(Path(source.location))}, and it cannot be "
+            f"downloaded from the Hub ({why})"
         ) from error
     folder = root / source.folder if source.folder else root
     if not folder.is_dir():

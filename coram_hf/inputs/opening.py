@@ -32,7 +32,7 @@ from coram_hf.inputs.weights import Weights
 ModelSource = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
-ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource]
+ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource] | PeftModel
 TOLD = ("vocabulary", "trust_remote_code", "allow_pickle")
 """Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
@@ -57,12 +57,17 @@ def open_inputs(
     tokenizer, expert_tokenizers = options.get("tokenizer"), options.get("expert_tokenizers")
     dtype = output_dtype(options.get("dtype"))
     open_folder = partial(open_checkpoint, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-    source = _open_base(base, open_folder)
-    origin = source.model
+    if isinstance(experts, PeftModel):
+        experts = [experts]
     if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
         raise CoramError(
             f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
         )
+    for given in (base, *(experts.values() if isinstance(experts, Mapping) else experts)):
+        if isinstance(given, str | Path):
+            parse_source(str(given))
+    source = _open_base(base, open_folder)
+    origin = source.model
     own_tokenizer = tokenizer or find_tokenizer(source, trust_remote_code)
     token_of = partial(_tokenizer_of, expert_tokenizers or {}, trust_remote_code)
     own_bases = OwnBases(options.get("bases"), lambda given: _open_base(cast(Any, given), open_folder))

@@ -12,13 +12,19 @@ from pathlib import Path
 from coram_hf.errors import CoramError
 
 
-def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
-    """Create a folder to write to, and remove earlier results from it."""
+def check_output_folder(path: str | Path) -> None:
+    """Raise if a folder for results is a file, or contains a model."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CoramError(f"{folder} is a file; the output must be a folder")
     if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise CoramError(f"{folder} contains a model; choose another folder for the output")
+
+
+def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
+    """Create a folder to write to, and remove earlier results from it."""
+    check_output_folder(path)
+    folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).unlink(missing_ok=True)

@@ -36,7 +36,7 @@ def build_plan(
     if carrying and share > 0:
         left_behind.append(
             f"{share:.1%} of the experts' update norm lies outside the target matrices and stays at the "
-            f"base; the lines {', '.join(carrying)} merge it as well"
+            f"base; the lines {', '.join(carrying)} merge it as well (--line {carrying[0]})"
         )
     return MergePlan(
         line=label,

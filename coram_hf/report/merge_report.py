@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -25,8 +24,6 @@ from coram_hf.report.text import json_values, numbers_again
 
 NOTABLE_ROUNDING = 0.25
 """A warning is given if rounding loses more than this share of the update's norm."""
-
-logger = logging.getLogger("coram_hf")
 
 REPORT_NAME = "coram_report.json"
 MEASURED = (
@@ -156,13 +153,13 @@ class MergeReport(Shown):
         return asked or any(self.config.get(key) is not None for key in ("decorrelate", "amplitude"))
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
-        """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
+        """The report with the share of the update that rounding to `dtype` lost, and a warning if large."""
         warnings = [warning for warning in self.warnings if not warning.startswith("rounding")]
         if loss > NOTABLE_ROUNDING and dtype.itemsize < 4:
             warnings.append(
-                f'rounding to {dtype} lost {loss:.0%} of the merged update; dtype="float32" would keep it'
+                f"rounding to {dtype} lost {loss:.0%} of the merged update; "
+                'dtype="float32" (--dtype float32) would keep it'
             )
-            logger.warning(warnings[-1])
         return replace(self, rounding_loss=loss, warnings=tuple(warnings))
 
     def with_calibration(self, found: Calibration) -> MergeReport:
