@@ -21,15 +21,16 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.progress import shows_bars
 from coram_hf.execution.tasks import in_threads, thread_count
 from coram_hf.execution.telling import Teller
-from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder
+from coram_hf.hub import PUBLISHED, PUSH_OPTIONS, publish_report, push_folder
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
+from coram_hf.outputs.files import filled_folder
 from coram_hf.outputs.memory import copied_model
 from coram_hf.outputs.model_files import save_companions
 from coram_hf.outputs.place import write_update
 from coram_hf.outputs.placed import Outputs
-from coram_hf.outputs.saving import is_partly_offloaded, save_offloaded
+from coram_hf.outputs.saving import WEIGHTS, is_partly_offloaded, save_offloaded
 from coram_hf.report import MergeReport
 from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
@@ -194,18 +195,23 @@ class MergeResult(Shown):
         `card_data` adds fields to the card's metadata, or overrides them. Options go to
         `PreTrainedModel.save_pretrained`; a model with offloaded parts is written one parameter at a time,
         and takes `max_shard_size` and `save_original_format`. Tokenizer, chat template and processor files
-        are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
+        are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted. The
+        files appear when all of them are complete; other files in the folder stay, but not earlier weights.
         """
-        folder = Path(folder)
+        target, offloaded = Path(folder).expanduser(), is_partly_offloaded(self.model)
+        if target.exists() and not target.is_dir():
+            raise CoramError(f"{target} is a file; the output must be a folder")
         if not self._inputs.original_format:
             options.setdefault("save_original_format", False)
-        if is_partly_offloaded(self.model):
+        if offloaded:
             check_names(options, OFFLOADED_OPTIONS, "save option of a model with offloaded parts")
-            save_offloaded(self.model, self._inputs, folder, **options)
-        else:
-            self.model.save_pretrained(folder, **options)
-            save_companions(self._inputs, folder)
-        publish_report(self.report, folder, card_data)
+        with filled_folder(target.resolve(), PUBLISHED, WEIGHTS) as files:
+            if offloaded:
+                save_offloaded(self.model, self._inputs, files, **options)
+            else:
+                self.model.save_pretrained(files, **options)
+                save_companions(self._inputs, files)
+            publish_report(self.report, files, card_data)
 
     def push_to_hub(
         self,

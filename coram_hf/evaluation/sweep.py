@@ -56,9 +56,9 @@ class Sweep:
         parts = [self._rule_versus_optimum(), self._points()]
         rows = [[inline(name), percent(score)] for name, score in self.reference_averages.items()]
         parts.append(table(["reference", "average"], rows))
-        error = self.lines[0].rule.standard_error
-        if error is not None:
-            parts.append(f"One standard error of an average is about {percent(error)} points.")
+        half = self.lines[0].rule.uncertainty
+        if half is not None:
+            parts.append(f"The 95% interval of an average is about {percent(half)} points to either side.")
         edge = [line.name for line in self.lines if line.at_edge]
         if edge:
             parts.append(f"The optimum lies at an end of the range for {', '.join(edge)}: widen it.")

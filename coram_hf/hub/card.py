@@ -24,10 +24,12 @@ from coram_hf.report.calibration import Calibration
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_calibration, draw_updates
 from coram_hf.report.kinds import kind_table
-from coram_hf.report.merge_report import DECORRELATION, file_hashes
+from coram_hf.report.merge_report import DECORRELATION, REPORT_NAME, file_hashes
 from coram_hf.report.tables import markdown as table
 
 CARD = "README.md"
+PUBLISHED = (CARD, REPORT_NAME, EVAL_NAME)
+"""The files about a merge, which may have been edited."""
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
 TEMPLATES = Path(__file__).parent
 CHOICE = {
