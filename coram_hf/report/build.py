@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def build_plan(
     if carrying and share > 0:
         left_behind.append(
             f"{share:.1%} of the experts' update norm lies outside the target matrices and stays at the "
-            f"base; the lines {', '.join(carrying)} merge it as well (--line {carrying[0]})"
+            f"base; the lines {', '.join(carrying)} merge it as well (--line {shlex.quote(carrying[0])})"
         )
     return MergePlan(
         line=label,

@@ -87,6 +87,7 @@ class MergeReport(Shown):
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
+    companions: which of tokenizer, chat_template and processor were saved beside the weights.
     transplants: per expert with a base of its own, the tensors that were matched, stayed and were left out.
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
     kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
@@ -133,6 +134,7 @@ class MergeReport(Shown):
     calibration: dict[str, Any] = field(default_factory=dict)
     neutral: dict[str, Any] = field(default_factory=dict)
     transplants: dict[str, dict[str, str]] = field(default_factory=dict)
+    companions: tuple[str, ...] = ()
 
     @property
     def effective_kappa(self) -> float | None:
@@ -199,7 +201,7 @@ class MergeReport(Shown):
                 for k, v in values.items()
                 if k in known
             }
-            read["warnings"] = tuple(read["warnings"])
+            read |= {key: tuple(read[key]) for key in ("warnings", "companions") if key in read}
             return cls(**read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CoramError(f"{path} is damaged: {type(error).__name__}: {error}") from error
