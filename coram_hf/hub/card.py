@@ -182,8 +182,9 @@ def _intro(report: MergeReport) -> str:
     what = f"{_adapter_type(report).capitalize()} adapter" if report.adapter else f"One {kind}"
     data = "calibrated on unlabelled prompts, " if report.calibration else ""
     return (
-        f"{what} with {experts} ({names}), merged into their base ({source_text(report.sources.get('', {}))}) "
-        f"with {how} by coram_hf, {data}without training and without evaluation data."
+        f"{what} with {experts} ({names}), merged into their base "
+        f"({source_text(report.sources.get('', {}))}) with {how} by coram_hf, {data}without training "
+        "and without evaluation data."
     )
 
 
