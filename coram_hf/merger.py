@@ -29,6 +29,7 @@ from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
 from coram_hf.execution.telling import Teller
+from coram_hf.geometry.cores import one_core
 from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder, write_card
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
@@ -66,7 +67,8 @@ class Merger:
         """
         check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
-        self.method = choice.make(inputs)
+        with one_core():
+            self.method = choice.make(inputs)
         self._choice, self._strength = choice, choice.strength(len(inputs.experts))
         self._progress, self._opening = progress, opening
         self._calibrate, self._chosen = calibrate, chosen

@@ -19,6 +19,8 @@ import typer
 OURS = "coram_hf"
 QUIET_LIBRARIES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY")
 """Environment variables that libraries of Hugging Face read when they are imported."""
+NO_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
+"""One that turns off the bars of transformers and of downloads, which would flood a pipe."""
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 Verbose = Annotated[
@@ -68,7 +70,7 @@ def speaking(volume: Volume) -> Iterator[None]:
     handlers: dict[logging.Logger, logging.Handler] = {ours: Voice(logging.ERROR if volume.quiet else level)}
     if not volume.verbose:
         handlers[logging.getLogger()] = OnlyErrors()
-    before, environment = ours.level, {name: os.environ.get(name) for name in QUIET_LIBRARIES}
+    before, environment = ours.level, {name: os.environ.get(name) for name in (*QUIET_LIBRARIES, NO_BARS)}
     ours.setLevel(level)
     for logger, handler in handlers.items():
         logger.addHandler(handler)
@@ -78,6 +80,8 @@ def speaking(volume: Volume) -> Iterator[None]:
                 warnings.simplefilter("ignore")
                 for name in QUIET_LIBRARIES:
                     os.environ.setdefault(name, "error")
+            if volume.quiet or not sys.stderr.isatty():
+                os.environ.setdefault(NO_BARS, "1")
             yield
     finally:
         ours.setLevel(before)

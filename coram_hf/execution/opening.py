@@ -8,6 +8,7 @@ import time
 from coram_hf.execution.device import compute_device
 from coram_hf.execution.placing import with_placement
 from coram_hf.execution.processes import Processes
+from coram_hf.geometry.cores import one_core
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
 from coram_hf.inputs.options import MergeOptions, check_options
@@ -27,9 +28,10 @@ def open_here(
     """Open base and experts, with the options of device and placement resolved for this process."""
     check_options(options)
     device = compute_device(options.get("device"), Processes.find().local_rank)
-    inputs = open_inputs(
-        base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
-    )
+    with one_core():
+        inputs = open_inputs(
+            base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
+        )
     return with_placement(inputs, options)
 
 

@@ -182,9 +182,9 @@ class Inputs:
 
     def sources(self) -> dict[str, dict[str, Any]]:
         """Where base and experts come from; unknown for experts trained in memory from the base."""
-        found = {name: provenance(weights) for name, weights in self.named()}
+        found = {name: provenance(weights.read_from[0]) for name, weights in self.named()}
         for name, weights in self.experts.items():
-            if not weights.files and weights.location == self.base.location:
+            if not weights.read_from[0].files and weights.location == self.base.location:
                 found[name] = {"source": None, "hub": False, "commit": None, "files": None}
         for name, transplant in self.transplants.items():
             found[name]["base"] = provenance(transplant.own)

@@ -36,7 +36,9 @@ def parse_source(text: str) -> Source:
     if rest and path.is_dir():
         return Source(name or path.resolve().name, str(path))
     if rest and path.is_file():
-        raise CoramError(f"{text!r} is a file; a source must be a folder or a Hub repository")
+        if is_gguf(path):
+            return Source(name or path.stem, str(path))
+        raise CoramError(f"{text!r} is a file; a source must be a folder, a .gguf file or a Hub repository")
     match = _HUB.fullmatch(rest)
     if match is None or rest.startswith((".", "/", "~")):
         form = (
@@ -45,8 +47,28 @@ def parse_source(text: str) -> Source:
             else "; on the Hub, a source is org/repo[:folder][@revision]"
         )
         raise CoramError(f"no such folder: {rest!r}{_nearest(path)}{form}")
-    label = Path(match["folder"]).name if match["folder"] else match["repo"]
+    inside = Path(match["folder"] or "")
+    label = (inside.stem if is_gguf(inside) else inside.name) or match["repo"]
     return Source(name or label, match["repo"], match["folder"], match["revision"])
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
+def gguf_in(found: Path) -> Path | None:
+    """The GGUF file that a source is: itself, or the only one in a folder without another model."""
+    if found.is_file():
+        return found
+    files = sorted(path for path in found.iterdir() if is_gguf(path))
+    if not files or any((found / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return None
+    if len(files) > 1:
+        raise CoramError(
+            f"{found} contains {len(files)} GGUF files, such as {files[0].name}; pass the path of one of them"
+        )
+    return files[0]
 
 
 def _nearest(path: Path) -> str:
@@ -58,7 +80,7 @@ def _nearest(path: Path) -> str:
 
 
 class Located(NamedTuple):
-    """A local folder, where it comes from, and its commit on the Hub."""
+    """A local folder or GGUF file, where it comes from, and its commit on the Hub."""
 
     folder: Path
     location: str
@@ -66,17 +88,20 @@ class Located(NamedTuple):
 
 
 def fetch(source: Source) -> Located:
-    """The local folder of a source, downloaded if it is on the Hub."""
-    if Path(source.location).is_dir():
+    """The local folder or GGUF file of a source, downloaded if it is on the Hub."""
+    if Path(source.location).exists():
         return Located(Path(source.location), source.location)
+    one_file = bool(source.folder) and is_gguf(Path(source.folder or ""))
     inside = f"{source.folder}/" if source.folder else ""
+    allowed = [str(source.folder)] if one_file else [f"{inside}*"] if inside else None
+    ignored = [] if one_file else [f"{inside}{pattern}" for pattern in OTHER_FORMATS]
     try:
         root = Path(
             snapshot_download(
                 source.location,
                 revision=source.revision,
-                allow_patterns=[f"{inside}*"] if inside else None,
-                ignore_patterns=[f"{inside}{pattern}" for pattern in OTHER_FORMATS],
+                allow_patterns=allowed,
+                ignore_patterns=ignored,
             )
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -86,8 +111,9 @@ def fetch(source: Source) -> Located:
             f"downloaded from the Hub ({why})"
         ) from error
     folder = root / source.folder if source.folder else root
-    if not folder.is_dir():
-        raise CoramError(f"{source.name!r}: {source.location!r} has no folder {source.folder!r}")
+    if not folder.exists():
+        what = "file" if one_file else "folder"
+        raise CoramError(f"{source.name!r}: {source.location!r} has no {what} {source.folder!r}")
     commit = root.name if root.parent.name == "snapshots" else None
     location = f"{source.location}:{source.folder}" if source.folder else source.location
     return Located(folder, location, commit)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from peft import PeftModel
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -18,14 +17,16 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
+from coram_hf.inputs.checks import check_same_architecture, check_same_tensors
 from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.gguf import gguf_tokenizer, open_gguf
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.locate import Located, fetch, parse_source
+from coram_hf.inputs.locate import Located, fetch, gguf_in, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
 from coram_hf.inputs.targets import with_targets
-from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
+from coram_hf.inputs.tokens import match_vocabularies
 from coram_hf.inputs.transplant import OwnBases, check_transplanted_targets, transplanted
 from coram_hf.inputs.weights import Weights
 
@@ -56,7 +57,7 @@ def open_inputs(
     allow_pickle = options.get("allow_pickle", False)
     tokenizer, expert_tokenizers = options.get("tokenizer"), options.get("expert_tokenizers")
     dtype = output_dtype(options.get("dtype"))
-    open_folder = partial(open_checkpoint, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+    open_folder = partial(_open_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     if isinstance(experts, PeftModel):
         experts = [experts]
     if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
@@ -68,6 +69,7 @@ def open_inputs(
             parse_source(str(given))
     source = _open_base(base, open_folder)
     origin = source.model
+    tokenizer = tokenizer or gguf_tokenizer(source)
     own_tokenizer = tokenizer or find_tokenizer(source, trust_remote_code)
     token_of = partial(_tokenizer_of, expert_tokenizers or {}, trust_remote_code)
     own_bases = OwnBases(options.get("bases"), lambda given: _open_base(cast(Any, given), open_folder))
@@ -87,7 +89,7 @@ def open_inputs(
                     f"two experts are called {name!r}; give them distinct names with a dict name -> expert, "
                     "or name=source on the command line"
                 )
-            _check_same_architecture(start.model, name, weights.model)
+            check_same_architecture(start.model, name, weights.model)
             if start is not source:
                 tokenizers = find_tokenizer(start, trust_remote_code), token_of(name, weights)
                 weights, more = _transplant(source, own_tokenizer, start, name, weights, *tokenizers)
@@ -107,7 +109,7 @@ def open_inputs(
     policy = options.get("vocabulary", "base")
     rows, differences = match_vocabularies(origin, models, policy, own_tokenizer, theirs)
     for name, weights in opened.items():
-        warnings += _check_same_tensors(source, name, weights, rows.token_axis)
+        warnings += check_same_tensors(source, name, weights, rows.token_axis)
     told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
     inputs = Inputs(
         source,
@@ -188,7 +190,7 @@ def _label(given: object, expert: ModelSource) -> object:
 def _tokenizer_of(
     given: Mapping[str, Tokenizer], trust_remote_code: bool, name: str, weights: Weights
 ) -> Tokenizer | None:
-    return given.get(name) or find_tokenizer(weights, trust_remote_code)
+    return given.get(name) or gguf_tokenizer(weights) or find_tokenizer(weights, trust_remote_code)
 
 
 def _transplant(
@@ -203,14 +205,22 @@ def _transplant(
     """An expert of its own base, checked against it, as an expert of the base; and warnings."""
     models, tokenizers = {name: expert.model}, {name: tokenizer}
     within, differences = match_vocabularies(own.model, models, "base", own_tokenizer, tokenizers)
-    differences += _check_same_tensors(own, name, expert, within.token_axis)
+    differences += check_same_tensors(own, name, expert, within.token_axis)
     onto, _ = match_vocabularies(base.model, {name: own.model}, "base", base_tokenizer, {name: own_tokenizer})
     return transplanted(base, own, name, expert, onto, within), differences
 
 
 def _located(weights: Weights, found: Located) -> Weights:
-    weights.location, weights.commit, weights.folder = found.location, found.commit, found.folder
+    folder = found.folder.parent if found.folder.is_file() else found.folder
+    weights.location, weights.commit, weights.folder = found.location, found.commit, folder
     return weights
+
+
+def _open_model(who: str, found: Path, *, trust_remote_code: bool, allow_pickle: bool) -> Weights:
+    """The weights of a full model: of a GGUF file, or of a checkpoint."""
+    if (path := gguf_in(found)) is not None:
+        return open_gguf(who, path)
+    return open_checkpoint(who, found, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
 
 
 def _require_model(who: str, model: object) -> None:
@@ -227,67 +237,3 @@ def _name_by_origin(base: PreTrainedModel, expert: PreTrainedModel, position: in
     if not origin or origin == base.name_or_path:
         return f"expert_{position}"
     return Path(origin).name if Path(origin).is_dir() else origin
-
-
-def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTrainedModel) -> None:
-    if expert.config.model_type != base.config.model_type:
-        raise CoramError(
-            f"expert {name!r} is a {type(expert).__name__} ({expert.config.model_type}), but the base is a "
-            f"{type(base).__name__} ({base.config.model_type}); experts must be fine-tuned from the base, or "
-            f"come with their own: bases={{{name!r}: ...}} (--bases {name}=...) transplants their updates"
-        )
-
-
-def _check_same_tensors(
-    base: Weights, name: str, expert: Weights, token_axis: Mapping[str, int]
-) -> list[str]:
-    """Raise unless names, shapes and kinds of dtype agree; return warnings about differently tied weights."""
-    lacking = [tensor for tensor in base if tensor not in expert and tensor not in expert.tied]
-    extra = [tensor for tensor in expert if tensor not in base and tensor not in base.tied]
-    for absent, what in ((lacking, "lacks"), (extra, "has an extra")):
-        if absent:
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            raise CoramError(
-                f"expert {name!r} {what} tensor {absent[0]!r}{more}, compared with the base; load base "
-                f"and experts with the same class (base {base.class_name}, expert {expert.class_name})"
-            )
-    for tensor in base:
-        _check_tensor(name, tensor, base.original(tensor), expert, token_axis.get(tensor))
-    return [
-        f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
-        f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"
-        for alias in dict.fromkeys((*expert, *expert.overrides))
-        if alias in base.tied and not torch.equal(expert[alias], expert[base.tied[alias]])
-    ] + [
-        f"expert {name!r} ties {alias!r} to {expert.tied[alias]!r}, which the base does not: the merged "
-        "model stays untied, and takes the expert's one tensor for both"
-        for alias in base
-        if alias in expert.tied
-    ]
-
-
-def _check_tensor(name: str, tensor: str, base: Tensor, expert: Weights, token_axis: int | None) -> None:
-    who, found = f"expert {name!r}, tensor {tensor!r}", expert.original(tensor)
-    expected = list(base.shape)
-    if token_axis is not None:
-        expected[token_axis] = embedding_rows(expert.model)
-    if list(found.shape) != expected:
-        raise CoramError(
-            f"{who}: shape {tuple(found.shape)}, but the base has {tuple(base.shape)}; "
-            "experts must be fine-tuned from the base"
-        )
-    if found.is_floating_point() != base.is_floating_point():
-        raise CoramError(
-            f"{who}: dtype {found.dtype}, but the base has {base.dtype}; "
-            "quantised weights must be dequantised before merging"
-        )
-    if not base.is_floating_point() and not _same_meaning(tensor, base, found):
-        raise CoramError(
-            f"{who}: its {found.dtype} values differ from the base's; "
-            "integer tensors are kept from the base, so the experts must agree with it"
-        )
-
-
-def _same_meaning(name: str, base: Tensor, expert: Tensor) -> bool:
-    """Whether two integer or bool tensors are interchangeable; counters of past batches always are."""
-    return name.endswith("num_batches_tracked") or torch.equal(base.cpu(), expert.cpu())

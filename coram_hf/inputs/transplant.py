@@ -115,7 +115,7 @@ def transplanted(
     )
     used = {own.tied.get(theirs, theirs) for theirs in pairs.values()}
     rows = onto.counts.get(name, {"matched": onto.size})["matched"]
-    result.location, result.commit, result.folder = expert.location, expert.commit, expert.folder
+    result.location, result.commit = expert.location, expert.commit
     result.transplant = Transplant(
         own,
         expert,

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as hf
 import yaml
+from helpers.adapters import METHODS, adapted
 from helpers.architectures import ARCHITECTURES
 from helpers.command import coram_hf
 from helpers.folders import assert_same_tensors, on_disk
@@ -13,7 +14,7 @@ from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
 from peft import LoraConfig, get_peft_model
 
 from coram_hf import CoramConfig, CoramMerger
-from coram_hf.baselines import open_merger
+from coram_hf.baselines import merge_oft, open_merger
 from coram_hf.errors import CoramError
 from coram_hf.hub.again import command_line, python_code
 from coram_hf.report import MergeReport
@@ -254,3 +255,10 @@ def test_an_expert_is_checked_against_its_own_base():
     other = hf.LlamaForCausalLM(hf.LlamaConfig(**own.config.to_diff_dict() | {"num_hidden_layers": 1}))
     with pytest.raises(CoramError, match="expert 'a' lacks tensor"):
         CoramMerger(base, {"a": other}, bases={"a": own})
+
+
+def test_rotations_of_another_base_are_refused():
+    base, own = tiny_llama(0), tiny_llama(1)
+    experts = {name: adapted(model, METHODS["OFT, Cayley"](), 1) for name, model in (("a", own), ("b", base))}
+    with pytest.raises(CoramError, match="expert 'a' has a base of its own"):
+        merge_oft(base, experts, bases={"a": own})
