@@ -86,7 +86,7 @@ def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, 
     """The settings of one OFT adapter, and the skew entries of each of its layers, as PEFT stores them."""
     if expert.transplant is not None:
         raise CoramError(
-            f"expert {name!r} has a base of its own, but rotations of another base cannot be merged with these; "
+            f"expert {name!r} has a base of its own, and rotations of different bases cannot be merged; "
             "merge its weights instead, without space"
         )
     if expert.adapter is None or expert.kind != "OFT":
