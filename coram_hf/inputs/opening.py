@@ -64,15 +64,16 @@ def open_inputs(
         raise CoramError(
             f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
         )
-    for given in (base, *(experts.values() if isinstance(experts, Mapping) else experts)):
+    own_bases = OwnBases(options.get("bases"), partial(_open_base, open_folder))
+    named = experts.values() if isinstance(experts, Mapping) else experts
+    for given in (base, *named, *own_bases.sources):
         if isinstance(given, str | Path):
             parse_source(str(given))
-    source = _open_base(base, open_folder)
+    source = _open_base(open_folder, "the base", base)
     origin = source.model
     tokenizer = tokenizer or gguf_tokenizer(source)
     own_tokenizer = tokenizer or find_tokenizer(source, trust_remote_code)
     token_of = partial(_tokenizer_of, expert_tokenizers or {}, trust_remote_code)
-    own_bases = OwnBases(options.get("bases"), lambda given: _open_base(cast(Any, given), open_folder))
     opened: dict[str, Weights] = {}
     warnings = list(source.warnings)
     pairs = list(experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts))
@@ -91,9 +92,9 @@ def open_inputs(
                 )
             check_same_architecture(start.model, name, weights.model)
             if start is not source:
-                tokenizers = find_tokenizer(start, trust_remote_code), token_of(name, weights)
+                tokenizers = token_of(None, start), token_of(name, weights)
                 weights, more = _transplant(source, own_tokenizer, start, name, weights, *tokenizers)
-                warnings += more
+                warnings += [warning for warning in (*start.warnings, *more) if warning not in warnings]
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
@@ -130,18 +131,18 @@ def open_inputs(
     return replace(found, warnings=(*found.warnings, *check_transplanted_targets(found)))
 
 
-def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:
-    """The weights of the base, without any adapters in it; as they are if they are open already."""
+def _open_base(open_folder: OpenFolder, who: str, base: ModelSource | Weights) -> Weights:
+    """The weights of a base, without any adapters in it; as they are if they are open already."""
     if isinstance(base, Weights):
         return base
     if isinstance(base, str | Path):
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):
-            raise CoramError(f"the base {str(base)!r} is an adapter; pass the model that it was trained on")
-        return _located(open_folder("the base", found.folder), found)
+            raise CoramError(f"{who} {str(base)!r} is an adapter; pass the model that it was trained on")
+        return _located(open_folder(who, found.folder), found)
     model = base.get_base_model() if isinstance(base, PeftModel) else base
-    _require_model("the base", model)
-    return Weights(without_adapters(dequantized("the base", cast(PreTrainedModel, model))))
+    _require_model(who, model)
+    return Weights(without_adapters(dequantized(who, cast(PreTrainedModel, model))))
 
 
 def _open_expert(
@@ -188,9 +189,10 @@ def _label(given: object, expert: ModelSource) -> object:
 
 
 def _tokenizer_of(
-    given: Mapping[str, Tokenizer], trust_remote_code: bool, name: str, weights: Weights
+    given: Mapping[str, Tokenizer], trust_remote_code: bool, name: str | None, weights: Weights
 ) -> Tokenizer | None:
-    return given.get(name) or gguf_tokenizer(weights) or find_tokenizer(weights, trust_remote_code)
+    """The tokenizer of an expert or, without a name, of another model."""
+    return given.get(name or "") or gguf_tokenizer(weights) or find_tokenizer(weights, trust_remote_code)
 
 
 def _transplant(

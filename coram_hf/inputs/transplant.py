@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -61,11 +61,16 @@ class Transplant:
 class OwnBases:
     """The bases that experts were fine-tuned from, if not that of the merge; each is opened once."""
 
-    def __init__(self, given: Mapping[str, object] | None, open_base: Callable[[object], Weights]) -> None:
+    def __init__(self, given: Mapping[str, Any] | None, open_base: Callable[[str, Any], Weights]) -> None:
         if given is not None and not isinstance(given, Mapping):
             raise CoramError(f"bases must map names of experts to their bases, found {given!r}")
         self._given, self._open = dict(given or {}), open_base
         self._opened: dict[object, Weights] = {}
+
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """The bases as they were given."""
+        return tuple(self._given.values())
 
     def find(self, expert: object) -> Weights | None:
         """The own base of an expert, if it has one."""
@@ -74,7 +79,7 @@ class OwnBases:
         source = self._given[str(expert)]
         key = str(source) if isinstance(source, str | Path) else id(source)
         if key not in self._opened:
-            self._opened[key] = self._open(source)
+            self._opened[key] = self._open(f"the base of expert {expert!r}", source)
         return self._opened[key]
 
     def require(self, names: Sequence[str], *, adapters: bool = False) -> None:

@@ -244,6 +244,15 @@ def test_errors_name_what_to_do(options, words):
     assert words in str(error.value)
 
 
+def test_an_own_base_is_named_in_messages(tmp_path):
+    base = tiny_llama(0)
+    with pytest.raises(CoramError, match=r"no such folder: .*nowhere"):
+        CoramMerger(base, {"a": base}, bases={"a": tmp_path / "nowhere"})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CoramError, match=r"the base of expert 'a': .*empty contains neither a model"):
+        CoramMerger(base, {"a": base}, bases={"a": tmp_path / "empty"})
+
+
 def test_an_own_base_of_other_shapes_is_refused():
     base, own = tiny_llama(0), tiny_llama(1, hidden_size=64, intermediate_size=80)
     with pytest.raises(CoramError, match=r"expert 'a'.*no tensor of the same name and shape"):
