@@ -161,7 +161,9 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
 def require_kappa(amplitude: Amplitude, strength: Strength) -> None:
     """Raise if the kappa rule does not apply and neither kappa nor lambda is given."""
     if strength.lam is None and amplitude.kappa is None and amplitude.relative_updates:
-        raise CoramError(f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= or lam=")
+        raise CoramError(
+            f"{_unchanged(amplitude.relative_updates)}; drop it, or pass kappa= (--kappa) or lam= (--lambda)"
+        )
 
 
 def ideal_contraction(weights: Sequence[float]) -> float:
@@ -260,6 +262,6 @@ def _warnings(relative: Mapping[str, float], D: float, strength: Strength) -> li
     if D >= strength.threshold and strength.balance is None and strength.factors is None:
         warnings.append(
             f"dispersion D = {D:.2f} is at or above the threshold {strength.threshold:g}: "
-            'the experts are uneven; balance="damp" is recommended'
+            'the experts are uneven; balance="damp" (--balance damp) is recommended'
         )
     return warnings

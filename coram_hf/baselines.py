@@ -12,6 +12,7 @@ from coram_hf.amplitude import contraction
 from coram_hf.config import Shared, check_names, check_weights, normalized_weights, options_of
 from coram_hf.errors import CoramError
 from coram_hf.geometry import check_tensors, squared_norm, squared_norms
+from coram_hf.geometry.cores import one_core
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions, merge_options
 from coram_hf.merger import Merger
@@ -132,8 +133,9 @@ def merge_tensor(
         name,
         None if weights is None else check_weights(weights),
     )
-    updates = replace(raw, prepared=chosen.prepared(lambda: iter([raw]), complete))
-    update = chosen(updates, complete)
+    with one_core():
+        updates = replace(raw, prepared=chosen.prepared(lambda: iter([raw]), complete))
+        update = chosen(updates, complete)
     if amplitude is not None:
         _, squares = squared_norms(updates.base, updates.experts)
         c_rms = contraction([square**0.5 for square in squares], squared_norm(update) ** 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -29,6 +28,8 @@ from coram_hf.execution.processes import Processes
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
+from coram_hf.execution.telling import Teller
+from coram_hf.geometry.cores import one_core
 from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder, write_card
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
@@ -44,8 +45,6 @@ from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
 from coram_hf.report.figures import preload
 from coram_hf.result import MergeResult
-
-logger = logging.getLogger("coram_hf")
 
 
 class Merger:
@@ -68,11 +67,13 @@ class Merger:
         """
         check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
-        self.method = choice.make(inputs)
+        with one_core():
+            self.method = choice.make(inputs)
         self._choice, self._strength = choice, choice.strength(len(inputs.experts))
         self._progress, self._opening = progress, opening
         self._calibrate, self._chosen = calibrate, chosen
         self._finds_lambda = calibrate is not None or choice.finds_neutral_scale
+        self._warn = Teller()
         if calibrate is not None:
             if choice.config is None:
                 raise CoramError(f"calibrate: {choice.label} has no lambda to calibrate; merge with coram")
@@ -128,8 +129,7 @@ class Merger:
 
     def _merge(self, keep_update: bool, result_inputs: Inputs) -> MergeResult:
         inputs = self.inputs
-        for warning in self.inspect().warnings:
-            logger.warning(warning)
+        self._warn(self.inspect().warnings)
         names = self.method.names(inputs)
         amplified = [name for name, how in names.items() if how.amplified]
         keep = keep_update or self._strength.measures_contraction
@@ -164,8 +164,6 @@ class Merger:
                     beside.submit(preload)
                     outcome = merge_into(run.sink(), run, self.inputs, self.method, self._strength)
                 plan = self._plan(outcome.amplitude, outcome.survey)
-                for warning in plan.warnings:
-                    logger.warning(warning)
                 report = self._report(outcome, plan, run.layout.skeleton.dtype)
                 if run.processes.first:
                     remove_other_files(run.workspace.files, run.layout)
@@ -191,8 +189,7 @@ class Merger:
         adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
         if self._finds_lambda:
             return self._found.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
-        for warning in self.inspect().warnings:
-            logger.warning(warning)
+        self._warn(self.inspect().warnings)
         inputs, method = self.inputs, OnlyAmplified(self.method)
         outcome = merge_into(adapter.sink(), self._memory, inputs, method, self._strength)
         report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), torch.float32)
@@ -210,6 +207,7 @@ class Merger:
         records, amplitude, survey = outcome
         settings, strength = self.method.settings, self._strength
         report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+        self._warn(report.warnings)
         return report if self._chosen is None else report.chosen_as(self._chosen)
 
     @cached_property

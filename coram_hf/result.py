@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,19 @@ from coram_hf.amplitude import relative_size
 from coram_hf.calibration import Lessons, PromptSources, calibrate
 from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
+from coram_hf.execution.progress import Progress, shows_bars
 from coram_hf.execution.tasks import in_threads, thread_count
-from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder
+from coram_hf.execution.telling import Teller
+from coram_hf.hub import PUBLISHED, PUSH_OPTIONS, publish_report, push_folder
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
+from coram_hf.outputs.files import filled_folder
 from coram_hf.outputs.memory import copied_model
 from coram_hf.outputs.model_files import save_companions
 from coram_hf.outputs.place import write_update
 from coram_hf.outputs.placed import Outputs
-from coram_hf.outputs.saving import is_partly_offloaded, save_offloaded
+from coram_hf.outputs.saving import WEIGHTS, is_partly_offloaded, save_offloaded
 from coram_hf.report import MergeReport
 from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
@@ -82,17 +85,18 @@ class MergeResult(Shown):
             single={"parameters": self.model.num_parameters(), **facts.single},
         )
 
-    def with_lambda(self, lam: float) -> MergeResult:
+    def with_lambda(self, lam: float, *, progress: bool = True) -> MergeResult:
         """Reassemble the merge at another coefficient, W_0 + lam * update, as a new model.
 
-        The base is read again, so it must still hold the weights that were merged.
+        The base is read again, so it must still hold the weights that were merged. `progress` shows a bar.
         """
         updates = self._check_lambda(lam)
         model = copied_model(self._inputs, self.model, updates)
         other = MergeResult(
             model, self.report, self._inputs, self._updates, self._retained, again=self._again
         )
-        other.rescale_(lam)
+        other.rescale_(lam, progress=progress)
+        Teller(self.report.warnings)(other.report.warnings)
         return other
 
     def calibrate(self, prompts: PromptSources, *, progress: bool = True, **options: Any) -> MergeResult:
@@ -117,21 +121,24 @@ class MergeResult(Shown):
             )
         lessons = Lessons(self._inputs, prompts, config)
         found, calibration = calibrate(
-            self.with_lambda(start), self._inputs, lessons, config, self._again, progress
+            self.with_lambda(start), self._inputs, lessons, config, self._again, progress and shows_bars()
         )
         found.report = found.report.with_calibration(calibration)
         return found
 
-    def rescale_(self, lam: float) -> None:
+    def rescale_(self, lam: float, *, progress: bool = False) -> None:
         """Reassemble this result's own model at another coefficient, in place, and update the report.
 
         Sweeps use this for every lambda: it neither repeats the geometry nor copies the model.
         """
         updates = self._check_lambda(lam)
         outputs, records = Outputs(self.model), {name: Record() for name in updates}
-        for name, update in updates.items():
+
+        def write(name: str) -> None:
             base = self._inputs.parameter(name).base
-            records[name].write(*write_update(outputs[name], base, update, lam))
+            records[name].write(*write_update(outputs[name], base, updates[name], lam))
+
+        _core_each(write, updates, f"lambda {lam:g}", progress)
         moved = {name: record.moved for name, record in records.items()}
         self._retained = replace(self._retained, moved={**self._retained.moved, **moved})
         config, amplitude = self.report.config, relative_size(lam, self.report.c_rms)
@@ -162,6 +169,7 @@ class MergeResult(Shown):
         energy: float | None = None,
         overwrite: bool = False,
         card_data: ModelCardData | None = None,
+        progress: bool = True,
     ) -> MergeReport:
         """Write the merged update as an adapter of the base, with card and report, and return the report.
 
@@ -178,9 +186,8 @@ class MergeResult(Shown):
             if self._updates is None:
                 raise CoramError("the merged update was not kept; merge with keep_update=True")
             lam = 1.0 if self.report.lam is None else self.report.lam
-            threads, add = thread_count(torch.device("cpu")), adapter.lora.add
-            for _ in in_threads(lambda name: add(name, lam * updates[name]), updates, threads):
-                pass
+            add = adapter.lora.add
+            _core_each(lambda name: add(name, lam * updates[name]), updates, "adapter: factors", progress)
         return adapter.write(self.report, self._retained, updates, card_data)
 
     def save_pretrained(
@@ -191,18 +198,23 @@ class MergeResult(Shown):
         `card_data` adds fields to the card's metadata, or overrides them. Options go to
         `PreTrainedModel.save_pretrained`; a model with offloaded parts is written one parameter at a time,
         and takes `max_shard_size` and `save_original_format`. Tokenizer, chat template and processor files
-        are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted.
+        are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted. The
+        files appear when all of them are complete; other files in the folder stay, but not earlier weights.
         """
-        folder = Path(folder)
+        target, offloaded = Path(folder).expanduser(), is_partly_offloaded(self.model)
+        if target.exists() and not target.is_dir():
+            raise CoramError(f"{target} is a file; the output must be a folder")
         if not self._inputs.original_format:
             options.setdefault("save_original_format", False)
-        if is_partly_offloaded(self.model):
+        if offloaded:
             check_names(options, OFFLOADED_OPTIONS, "save option of a model with offloaded parts")
-            save_offloaded(self.model, self._inputs, folder, **options)
-        else:
-            self.model.save_pretrained(folder, **options)
-            save_companions(self._inputs, folder)
-        publish_report(self.report, folder, card_data)
+        with filled_folder(target.resolve(), PUBLISHED, WEIGHTS) as files:
+            if offloaded:
+                save_offloaded(self.model, self._inputs, files, **options)
+            else:
+                self.model.save_pretrained(files, **options)
+                save_companions(self._inputs, files)
+            publish_report(self.report, files, card_data)
 
     def push_to_hub(
         self,
@@ -229,3 +241,10 @@ class MergeResult(Shown):
             else:
                 self.save_pretrained(folder, card_data=card_data)
             return push_folder(folder, repo_id, fresh=True, **options)
+
+
+def _core_each(work: Callable[[str], object], names: Collection[str], label: str, progress: bool) -> None:
+    """Do some work for every name, on one core each, with a bar."""
+    with Progress(label, len(names), progress, unit="tensors") as bar:
+        for _ in in_threads(work, names, thread_count(torch.device("cpu"))):
+            bar.add()

@@ -157,7 +157,8 @@ def suite_report(suite: Suite) -> MergeReport:
     report = CoramMerger(base, experts, config, progress=False).merge(keep_update=False).report
     names = {"": suite.base, **{name: source for name, (source, _) in suite.experts.items()}}
     sources = {name: {"source": source, "commit": "0" * 40} for name, source in names.items()}
-    return replace(report, sources=sources)
+    reads = ("tokenizer", "chat_template", "processor") if "VL" in suite.base else ("tokenizer",)
+    return replace(report, sources=sources, companions=reads)
 
 
 def quickstart_report() -> MergeReport:

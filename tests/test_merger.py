@@ -263,7 +263,7 @@ def test_an_expert_equal_to_the_base_is_named_and_not_guessed_around():
     assert plan.kappa is None
     assert plan.lam is None
     assert any("'lazy'" in w for w in plan.warnings)
-    with pytest.raises(CoramError, match=r"'lazy'.*drop it, or pass kappa= or lam="):
+    with pytest.raises(CoramError, match=r"'lazy'.*drop it, or pass kappa= \(--kappa\) or lam="):
         merger(base, experts).merge()
     for config in (CoramConfig(lam=2.0), CoramConfig(kappa=1.0)):
         report = merger(base, experts, config).merge().report

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from coram_hf import __version__
 from coram_hf.cli.compare import compare
 from coram_hf.cli.demo import demo
 from coram_hf.cli.evaluate import evaluate
@@ -14,15 +16,34 @@ from coram_hf.cli.methods import methods
 from coram_hf.cli.push import push
 from coram_hf.cli.report import report
 from coram_hf.cli.sweep import sweep
+from coram_hf.cli.voice import VOLUME, Quiet, Verbose, Volume, audible
 from coram_hf.errors import CoramError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 for command in (inspect, merge, sweep, compare, methods, push, demo):
-    app.command()(command)
-app.command("eval")(evaluate)
+    app.command()(audible(command))
+app.command("eval")(audible(evaluate))
 app.add_typer(report, name="report")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"coram-hf {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+]
+
+
+@app.callback()
+def options(version: Version = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """Merge fine-tuned transformers models."""
+    VOLUME.set(Volume(quiet, verbose))
 
 
 def main() -> None:

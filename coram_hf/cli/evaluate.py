@@ -16,6 +16,10 @@ def evaluate(
     limit: Limit = None,
     device: Annotated[str | None, typer.Option(help="Device of the model: cpu, cuda, mps or auto.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run custom code of the model.")] = False,
+    write: Annotated[
+        bool | None,
+        typer.Option("--write/--no-write", help="Write the results; by default only without --limit."),
+    ] = None,
 ) -> None:
     """Score a model on tasks, and write the results to eval_results.json and its card.
 
@@ -23,10 +27,19 @@ def evaluate(
     """
     from coram_hf.evaluation.folder import evaluate_folder
 
+    writes = limit is None if write is None else write
     results = evaluate_folder(
-        folder, split_tasks(tasks), limit=limit, device=device, trust_remote_code=trust_remote_code
+        folder,
+        split_tasks(tasks),
+        limit=limit,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        write=writes,
     )
     for result in results:
-        error = "" if result.standard_error is None else f" +- {result.standard_error:.4f}"
-        print(f"{result.task}: {result.metric} {result.value:.4f}{error} ({result.questions} questions)")
-    print(f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}")
+        bounds = "" if result.interval is None else " (95%: {:.4f} to {:.4f})".format(*result.interval)
+        print(f"{result.task}: {result.metric} {result.value:.4f}{bounds}, {result.questions} questions")
+    if writes:
+        print(f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}")
+    else:
+        print("not written: these are results of a part of the questions; pass --write to write them")

@@ -14,6 +14,7 @@ from coram_hf.cli.shared import ADAPTER, CALIBRATION, read_given, with_shared_op
 from coram_hf.errors import CoramError
 
 if TYPE_CHECKING:
+    from coram_hf.cli.recipe import Recipe
     from coram_hf.report import MergeReport
 
 
@@ -54,7 +55,9 @@ def merge(
     """
     adapter = {key: given[key] for key in ADAPTER}
     _check_outputs(output, adapter_out, adapter)
-    merger = read_given(given).merger()
+    recipe = read_given(given)
+    _check_early(recipe, output, adapter_out, max_shard_size, overwrite, disk=not dry_run)
+    merger = recipe.merger()
     if adapter_out is not None:
         merger.adapter_folder(adapter_out, overwrite=overwrite, **adapter)
     if dry_run and output is None:
@@ -64,11 +67,11 @@ def merge(
         import psutil
 
         opening = time.time() - psutil.Process().create_time()
-        merger.check(output, overwrite=overwrite)
         disk, memory = merger.requirements(max_shard_size)
         print(merger.inspect())
         print(f"  disk: {disk / 2**30:.2f} GB for {output}")
         print(f"  memory: about {memory / 2**30:.2f} GB")
+        merger.check(output, overwrite=overwrite)
         forecast = merger.forecast(output)._replace(opening=opening)
         print(f"  time: about {duration(forecast.seconds)}, including startup")
         return
@@ -89,6 +92,26 @@ def _check_outputs(output: Path | None, adapter_out: Path | None, adapter: dict[
         raise CoramError("--rank and --energy are options of an adapter; pass --adapter-out as well")
     if output is not None and adapter_out is not None and output.resolve() == adapter_out.resolve():
         raise CoramError(f"{output} is named for both outputs; give each its own folder")
+
+
+def _check_early(
+    recipe: Recipe,
+    output: Path | None,
+    adapter_out: Path | None,
+    max_shard_size: str,
+    overwrite: bool,
+    *,
+    disk: bool,
+) -> None:
+    """Raise for outputs that cannot be written, before models are downloaded or opened."""
+    from coram_hf.execution.files import shard_size
+
+    shard_size(max_shard_size)
+    if output is not None:
+        recipe.check_output(output, overwrite=overwrite, disk=disk)
+    if adapter_out is not None:
+        empty = adapter_out.is_dir() and not any(adapter_out.iterdir())
+        recipe.check_output(adapter_out, overwrite=overwrite or empty, disk=False)
 
 
 def _say(report: MergeReport, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require
 from coram_hf.config import CalibrationConfig, CoramConfig, Shared, check_names, options_of
 from coram_hf.errors import CoramError
+from coram_hf.inputs.locate import parse_source
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, find_method
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from coram_hf.merger import Merger
 
 OWN_KEYS = ("base", "experts", "method", "line", "parameters", "calibrate")
+
+ALMOST = 0.95
+"""The share of the base's size that a merge certainly takes."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,25 @@ class Recipe:
         from coram_hf.merger import Merger
 
         choice = find_method(self.method).choose(self.parameters)
-        options: Any = {**self.options, "progress": progress}
+        options: Any = {"progress": progress, **self.options}
         return Merger.open(self.base, self.experts, choice, options, self._calibrate())
+
+    def check_output(self, folder: Path, *, overwrite: bool, disk: bool = True) -> None:
+        """Raise if the merge cannot be written, as far as that is known before any model is opened.
+
+        `disk`: also if the disk is too small for a merge with a local base. What an interrupted merge has
+        left is checked when it is resumed.
+        """
+        from coram_hf.execution.workspace import Workspace, check_target
+        from coram_hf.inputs.files import stored_bytes
+        from coram_hf.inputs.options import output_dtype
+
+        target = Path(os.path.abspath(folder.expanduser()))
+        dtype, base = output_dtype(self.options.get("dtype")), Path(self.base).expanduser()
+        known = disk and base.is_dir()
+        needed = int(ALMOST * stored_bytes(base, None if dtype is None else dtype.itemsize)) if known else 0
+        if not Workspace(target).folder.exists():
+            check_target(target, overwrite, needed, [base] if base.is_dir() else [])
 
     def _calibrate(self) -> Calibrate | None:
         """The prompts and options of the calibration, if there is one."""
@@ -78,6 +100,9 @@ class UniqueKeys(yaml.SafeLoader):
 
 def read_recipe(path: Path) -> Recipe:
     """A recipe from a YAML file; unknown keys are errors with a suggestion."""
+    if not path.is_file():
+        what = "is a folder; a recipe is a YAML file" if path.is_dir() else "does not exist"
+        raise CoramError(f"the recipe {path} {what}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
@@ -107,19 +132,42 @@ def _own(content: Mapping[str, Any]) -> Recipe:
             raise CoramError(f"{name} must be true or false, found {content[name]!r}")
     if not isinstance(content.get("calibrate", ""), str | dict):
         raise CoramError(f"calibrate must be a folder, or files by expert, found {content['calibrate']!r}")
+    experts, bases = _sources(content["experts"])
     apart = ("base", "experts", "method", "parameters", *options, *calibration)
     return Recipe(
         content["base"],
-        _sources(content["experts"]),
+        experts,
         content.get("method", DEFAULT),
         {**parameters, **{key: value for key, value in content.items() if key not in apart}},
-        {key: content[key] for key in options if key in content},
+        {key: content[key] for key in options if key in content} | _bases(content.get("bases"), bases),
         {key: content[key] for key in calibration if key in content},
     )
 
 
-def _sources(experts: Any) -> list[str] | dict[str, str]:
-    values = experts.values() if isinstance(experts, dict) else experts
-    if not values or not all(isinstance(value, str) for value in values):
-        raise CoramError(f"experts must be sources, as a list or by name, found {experts!r}")
-    return {str(k): v for k, v in experts.items()} if isinstance(experts, dict) else list(experts)
+def _sources(experts: Any) -> tuple[list[str] | dict[str, str], dict[str, str]]:
+    """The experts as a list or by name, and the own bases of those that are given as {source, base}."""
+    pairs = list(experts.items()) if isinstance(experts, dict) else [(None, expert) for expert in experts]
+    found = [(name, value if isinstance(value, dict) else {"source": value}) for name, value in pairs]
+    texts = [text for _, value in found for text in (value.get("source"), value.get("base", ""))]
+    strange = {key for _, value in found for key in value} - {"source", "base"}
+    if not found or strange or not all(isinstance(text, str) for text in texts):
+        raise CoramError(
+            f"experts must be sources or {{source, base}}, as a list or by name, found {experts!r}"
+        )
+    bases = {
+        str(name) if name is not None else parse_source(value["source"]).name: value["base"]
+        for name, value in found
+        if "base" in value
+    }
+    sources = [value["source"] for _, value in found]
+    if not isinstance(experts, dict):
+        return sources, bases
+    return {str(name): source for name, source in zip(experts, sources, strict=True)}, bases
+
+
+def _bases(given: Any, named: dict[str, str]) -> dict[str, Any]:
+    """The option `bases`, joined from the recipe's key of that name and its experts."""
+    if given is not None and not isinstance(given, dict):
+        raise CoramError(f"bases must map names of experts to sources, found {given!r}")
+    joined = {**(given or {}), **named}
+    return {"bases": joined} if joined else {}

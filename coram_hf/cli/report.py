@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from coram_hf.cli.shared import read_given, with_shared_options
+from coram_hf.cli.voice import audible
 from coram_hf.errors import CoramError
 from coram_hf.report.diagnostics.section import Section
 from coram_hf.report.diagnostics.sections import SECTIONS
@@ -49,6 +50,7 @@ report = typer.Typer(
 
 
 @report.command(PAGE)
+@audible
 @with_shared_options
 def page(
     given: dict[str, Any],
@@ -79,7 +81,7 @@ def _command(section: Section) -> Callable[..., None]:
     def beside_merged(given: dict[str, Any], merged: Merged = None, json: Json = None) -> None:
         _print_section(section, given, merged, json)
 
-    return with_shared_options(beside_merged if section.merged else alone)
+    return audible(with_shared_options(beside_merged if section.merged else alone))
 
 
 for _section in SECTIONS.values():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from coram_hf.cli.voice import VOLUME
 from coram_hf.config import AdapterOptions, CalibrationConfig, CoramConfig, Declared, Shared, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
@@ -47,7 +48,12 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
     return (TEXT_KINDS.get(option.name) or option.kind) | None, info
 
 
-TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": list[str]}
+TEXT_KINDS: dict[str, Any] = {
+    "weights": str,
+    "factors": str,
+    "target_modules": list[str],
+    "bases": list[str],
+}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
 CONFIG = {
@@ -146,7 +152,9 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
     if len(parameters.get("target_modules", ())) == 1:
         parameters["target_modules"] = parameters["target_modules"][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
-    options = {key: given[key] for key in OPTIONS if given[key]}
+    options = {key: given[key] for key in OPTIONS if given[key]} | {"progress": not VOLUME.get().quiet}
+    if "bases" in options:
+        options["bases"] = recipe.options.get("bases", {}) | dict(map(_own_base, options["bases"]))
     calibration = {key: given[key] for key in CALIBRATION if given.get(key)}
     return replace(
         recipe,
@@ -198,6 +206,13 @@ def _parameter(text: str) -> tuple[str, Any]:
         return name, yaml.safe_load(value)
     except yaml.YAMLError:
         raise CoramError(f"--parameter: the value of {text!r} cannot be read as YAML") from None
+
+
+def _own_base(text: str) -> tuple[str, str]:
+    name, mark, source = text.partition("=")
+    if not mark or not name or not source:
+        raise CoramError(f"--bases: {text!r} is not name=source, the name of an expert and its own base")
+    return name, source
 
 
 def _number(option: str, text: str) -> float:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from functools import cache, cached_property, partial
 from typing import Any
 
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.baselines import PRESETS
@@ -20,6 +19,7 @@ from coram_hf.evaluation.readers import Readers, load_processor
 from coram_hf.evaluation.scores import Line, Point, Results
 from coram_hf.evaluation.tasks import Scorer
 from coram_hf.execution.opening import open_here
+from coram_hf.execution.progress import Progress
 from coram_hf.inputs.companions import companion_folder, find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
@@ -90,10 +90,11 @@ class Bench:
         facts = self._memory.remember(subject.depends_on("facts"), config.line, lambda: merged.facts)
         rule = facts["lam"]
         grid = {rule, *(lam for lam in lambdas if not math.isclose(lam, rule, rel_tol=1e-9))}
-        points = [
-            Point(lam, subject.score(tasks, partial(merged.at, lam), lam))
-            for lam in tqdm(sorted(grid), desc=f"{config.line}: lambda", disable=not self._progress)
-        ]
+        points = []
+        with Progress(f"{config.line}: lambda", len(grid), self._progress, unit="lambdas") as progress:
+            for lam in sorted(grid):
+                points.append(Point(lam, subject.score(tasks, partial(merged.at, lam), lam)))
+                progress.add()
         return Line(config, facts, tuple(points), subject.score(beyond, partial(merged.at, rule), rule))
 
     def baseline(self, preset: Preset, tasks: Sequence[Scorer]) -> Results:

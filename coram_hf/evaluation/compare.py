@@ -21,7 +21,7 @@ from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.methods.registry import Preset
-from coram_hf.outputs.files import output_folder, write_whole
+from coram_hf.outputs.files import check_output_folder, output_folder, write_whole
 from coram_hf.report.tables import markdown as table
 
 JSON, TABLE = "compare.json", "compare.md"
@@ -134,6 +134,8 @@ def compare_methods(
     every = open_tasks([*inside, *out_of_domain], limit)
     beyond = every[len(inside) :]
     check_scores(every)
+    if output is not None:
+        check_output_folder(output)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, memory, configs[0].shared, options)
     bench.check(every)

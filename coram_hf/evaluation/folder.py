@@ -34,8 +34,11 @@ def evaluate_folder(
     limit: int | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
+    write: bool | None = None,
 ) -> list[Result]:
     """Score the model of a folder; the results go into eval_results.json and the card's `model-index`.
+
+    `write`: whether they do; by default only if all questions were asked, without `limit`.
 
     `tasks`: .jsonl files, datasets (see `dataset_task`) and their addresses, or lm-eval tasks. Results of the
     same tasks are replaced; all others stay, unless the weights have changed since.
@@ -52,6 +55,8 @@ def evaluate_folder(
     if place is not None:
         model.to(place)  # type: ignore[arg-type]
     results = [result for scorer in scorers for result in scorer(model, readers.of(scorer))]
+    if write is False or (write is None and limit is not None):
+        return results
     files = file_hashes(folder)
     earlier = EvalResults.load(folder, files) or EvalResults(folder.resolve().name, files)
     found = earlier.replaced(results)

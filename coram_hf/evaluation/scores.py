@@ -25,11 +25,11 @@ class Point:
         return average(self.results)
 
     @property
-    def standard_error(self) -> float | None:
-        """Of the average: sqrt(sum of squared errors) / number of tasks, where all are known."""
-        errors = [result.standard_error for result in self.results.values()]
-        known = [error for error in errors if error is not None]
-        return math.hypot(*known) / len(known) if len(known) == len(errors) else None
+    def uncertainty(self) -> float | None:
+        """Half of a 95% interval of the average: sqrt(sum of squared halves) / number of tasks, if known."""
+        intervals = [result.interval for result in self.results.values()]
+        halves = [(found[1] - found[0]) / 2 for found in intervals if found is not None]
+        return math.hypot(*halves) / len(halves) if len(halves) == len(intervals) else None
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,10 @@ class Line:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the optimum is the first or the last lambda, and may lie further out."""
-        return len(self.points) > 1 and self.best.lam in (self.points[0].lam, self.points[-1].lam)
+        """Whether the first or the last lambda alone is the best: a better one may lie further out."""
+        others = [point.average for point in self.points if point is not self.best]
+        outermost = self.best.lam in (self.points[0].lam, self.points[-1].lam)
+        return bool(others) and outermost and self.best.average > max(others)
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, as plain values."""

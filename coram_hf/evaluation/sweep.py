@@ -23,7 +23,7 @@ from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
 from coram_hf.methods.registry import Preset
-from coram_hf.outputs.files import output_folder, replacing, write_whole
+from coram_hf.outputs.files import check_output_folder, output_folder, replacing, write_whole
 from coram_hf.report.tables import markdown as table
 
 JSON, TABLE, FIGURE, JOURNAL = "sweep.json", "sweep.md", "sweep.png", "points.jsonl"
@@ -56,9 +56,9 @@ class Sweep:
         parts = [self._rule_versus_optimum(), self._points()]
         rows = [[inline(name), percent(score)] for name, score in self.reference_averages.items()]
         parts.append(table(["reference", "average"], rows))
-        error = self.lines[0].rule.standard_error
-        if error is not None:
-            parts.append(f"One standard error of an average is about {percent(error)} points.")
+        half = self.lines[0].rule.uncertainty
+        if half is not None:
+            parts.append(f"The 95% interval of an average is about {percent(half)} points to either side.")
         edge = [line.name for line in self.lines if line.at_edge]
         if edge:
             parts.append(f"The optimum lies at an end of the range for {', '.join(edge)}: widen it.")
@@ -135,6 +135,8 @@ def run_sweep(
     presets = read_baselines(baselines)
     scorers = open_tasks(tasks, limit)
     check_scores(scorers)
+    if output is not None:
+        check_output_folder(output)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, memory, configs[0].shared, options)
     bench.check(scorers)

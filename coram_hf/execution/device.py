@@ -43,4 +43,7 @@ def compute_device(device: str | torch.device | None, local_rank: int = 0) -> to
 def check_precision(devices: Iterable[torch.device], compute_dtype: str) -> None:
     """Raise if float64 is requested on Apple's mps, which lacks it."""
     if compute_dtype == "float64" and any(device.type == "mps" for device in devices):
-        raise CoramError('device "mps" has no float64; pass compute_dtype="float32", or device="cpu"')
+        raise CoramError(
+            'device "mps" has no float64; pass compute_dtype="float32" (--compute-dtype), or '
+            'device="cpu" (--device)'
+        )

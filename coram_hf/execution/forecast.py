@@ -60,7 +60,7 @@ def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -
     and those of adapters: one for each, and three while one is computed.
     """
     sizes = {name: 4 * runner.layout.like(name).numel() for unit in runner.layout.units for name in unit}
-    adapters = sum(weights.kind != "full" for weights in inputs.experts.values())
+    adapters = sum(w.kind != "full" or w.transplant is not None for w in inputs.experts.values())
     targets = [size for name, size in sizes.items() if inputs.base.tied.get(name, name) in inputs.targets]
     made = max(targets, default=0) if adapters else 0
     of_thread = 2 * CHUNK_BYTES + (adapters + 3) * made

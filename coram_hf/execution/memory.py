@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import torch
-from tqdm.auto import tqdm
 
 from coram_hf.amplitude import Wanted
+from coram_hf.execution.progress import Progress
 from coram_hf.execution.protocol import Sink
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import Task, here, in_queues, in_threads, queues, thread_count
@@ -58,10 +58,9 @@ class MemoryRunner:
 
     def map(self, what: str, names: Sequence[str], work: Callable[[str], Result]) -> dict[str, Result]:
         """work(name) by name, in the order of the names; each is done in the queue of its device."""
-        bar = partial(tqdm, desc=f"{self._label}: {what}", disable=not self._progress)
         found = {}
-        with bar(total=len(names)) as progress:
+        with Progress(f"{self._label}: {what}", len(names), self._progress, unit="tensors") as progress:
             for name, result in in_queues(work, names, self._inputs.device_of, self._queues):
                 found[name] = result
-                progress.update()
+                progress.add()
         return {name: found[name] for name in names}

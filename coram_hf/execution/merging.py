@@ -10,6 +10,7 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
+from coram_hf.geometry.cores import one_core
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.protocol import Method
 from coram_hf.methods.record import Record, total
@@ -35,7 +36,8 @@ def merge_into(
     known = known and known.with_factors(strength.factors, inputs)
     amplitude = choose(None if known is None else known.measured, strength)
     require_kappa(amplitude, strength)
-    work, c_rms = method.bind(inputs, amplitude.balance, measure=run.measures), None
+    with one_core():
+        work, c_rms = method.bind(inputs, amplitude.balance, measure=run.measures), None
 
     if amplitude.lam is None:
         amplified = [name for name, how in names.items() if how.amplified]
@@ -50,11 +52,12 @@ def merge_into(
         work = sink.kept(work, measured)
         if amplitude.lam is None:
             raise CoramError(
-                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= to CORAM, "
-                "or remove amplitude= from a baseline"
+                "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= (--lambda) "
+                "to CORAM, or remove amplitude= from a baseline"
             )
 
     while True:
+        logger.debug("merging %d tensors with lambda %s", len(names), amplitude.lam)
         task = merge_task(work, names, amplitude.lam, inputs, run.measures)
         records = run.each(f"write {amplitude.lam!r}", list(names), task, sink)
         survey = known

@@ -64,7 +64,9 @@ def requested(inputs: Inputs, options: Mapping[str, Any]) -> Placement | None:
 
 def _check_max_memory(options: Mapping[str, Any]) -> None:
     if options.get("max_memory") is not None and options.get("device_map") is None:
-        raise CoramError('max_memory has no effect without device_map; pass device_map="auto"')
+        raise CoramError(
+            'max_memory has no effect without device_map; pass device_map="auto" (--device-map auto)'
+        )
 
 
 def _device_map(model: PreTrainedModel, given: Any, max_memory: dict[Any, Any] | None) -> dict[str, Device]:

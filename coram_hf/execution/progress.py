@@ -1,41 +1,61 @@
-"""Progress: a bar with rate and time left on a terminal, one line per minute elsewhere."""
+"""Progress: a bar on a terminal or in a notebook, and elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
-INTERVAL = 60.0
-"""Seconds between two lines if there is no terminal."""
+INTERVAL = 30.0
+"""Seconds between two lines where bars would flood a pipe or a log file."""
+
+BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+
+
+def shows_bars() -> bool:
+    """Whether what is written to stderr is seen by a person, on a terminal or in a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 class Progress:
-    """Shows how many of `total` bytes are done."""
+    """Shows how much of `total` is done: bytes, or items of the given unit."""
 
-    def __init__(self, label: str, total: int, enabled: bool) -> None:
-        self._label, self._total, self._enabled = label, max(total, 1), enabled
-        self._done, self._started = 0, time.monotonic()
-        self._spoken = self._started
-        terminal = enabled and sys.stderr.isatty()
-        options: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-        self._bar = tqdm(total=total, desc=label, **options) if terminal else None
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        enabled: bool,
+        *,
+        unit: str = "B",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label, self._total, self._enabled, self._unit = label, max(total, 1), enabled, unit
+        self._done, self._clock = 0, clock
+        self._started = self._spoken = clock()
+        options: dict[str, Any] = BYTES if unit == "B" else {"unit": unit}
+        self._bar = tqdm(total=total, desc=label, **options) if enabled and shows_bars() else None
 
-    def add(self, done: int) -> None:
-        """Count more bytes as done."""
+    def add(self, done: int = 1) -> None:
+        """Count more as done."""
         self._done += done
-        now = time.monotonic()
+        now = self._clock()
         if self._bar is not None:
             self._bar.update(done)
         elif self._enabled and now - self._spoken >= INTERVAL:
             self._spoken = now
             rate = self._done / (now - self._started)
-            left = (self._total - self._done) / max(rate, 1.0)
-            line = f"{self._done / self._total:.0%}, {rate / 2**20:.0f} MB/s, {left / 60:.0f} min left"
+            left = (self._total - self._done) / max(rate, 1e-9)
+            line = f"{self._done / self._total:.0%}, {self._speed(rate)}, {left / 60:.0f} min left"
             print(f"{self._label}: {line}", file=sys.stderr, flush=True)
+
+    def _speed(self, rate: float) -> str:
+        if self._unit == "B":
+            return f"{rate / 2**20:.0f} MB/s"
+        return f"{self._done} of {self._total} {self._unit}"
 
     def __enter__(self) -> Progress:
         return self

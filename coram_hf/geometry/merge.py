@@ -11,6 +11,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.geometry.conflict import split_conflicts_
+from coram_hf.geometry.cores import one_core
 from coram_hf.geometry.decorrelated import decorrelate_experts
 from coram_hf.geometry.kernel import SliceStats, gram_of, gram_squares, merge_slices, slice_merge
 from coram_hf.geometry.slices import (
@@ -62,7 +63,8 @@ def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | 
     if base.ndim != 2:
         raise CoramError(f"base must be a 2-D matrix, found shape {tuple(base.shape)}")
     base = base.detach()
-    merged, _ = merge_update(base, [expert.detach() for expert in experts], config)
+    with one_core():
+        merged, _ = merge_update(base, [expert.detach() for expert in experts], config)
     for rows in row_blocks(base):
         merged[rows] += base[rows]
     return merged

@@ -1,4 +1,4 @@
-"""Code that loads a merge, and code that repeats it, from its report."""
+"""Code that repeats a merge, from its report."""
 
 from __future__ import annotations
 
@@ -16,29 +16,12 @@ from coram_hf.methods.updates import Updates
 from coram_hf.report import MergeReport
 
 
-def load_code(report: MergeReport) -> str:
-    """Python that loads the merged model, or the base with the merged adapter."""
-    name = report.model_class or "AutoModel"
-    if report.adapter:
-        source, _, commit = _sources(report)[0].partition("@")
-        base = f"{source!r}, revision={commit!r}" if commit else repr(source)
-        return "\n".join(
-            [
-                "from peft import PeftModel",
-                f"from transformers import {name}",
-                "",
-                f"base = {name}.from_pretrained({base})",
-                'model = PeftModel.from_pretrained(base, "this/repository")',
-            ]
-        )
-    return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this/repository")'
-
-
 def python_code(report: MergeReport) -> str:
     """Python that repeats the merge."""
-    base, experts = _sources(report)
+    base, experts = sources_of(report)
     lines = [f"    {name!r}: {source!r}," for name, source in experts.items()]
-    options = "".join(f", {key}={value!r}" for key, value in _options(report).items())
+    chosen = _options(report) | ({"bases": own} if (own := _own_bases(report)) else {})
+    options = "".join(f", {key}={value!r}" for key, value in chosen.items())
     entry = entry_of(report)
     if report.adapter:
         given = {k: v for k, v in report.config.items() if v is not None and v != _default(entry, k)}
@@ -53,9 +36,11 @@ def python_code(report: MergeReport) -> str:
 
 def command_line(report: MergeReport) -> str:
     """The command that repeats the merge."""
-    base, experts = _sources(report)
+    base, experts = sources_of(report)
     words = ["coram-hf", "merge", base, *(_named(name, source) for name, source in experts.items())]
     words += entry_of(report).words(report.line, report.config)
+    for name, source in _own_bases(report).items():
+        words += ["--bases", f"{_plain(name)}={source}"]
     for key, value in _options(report).items():
         words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     if not report.adapter:
@@ -90,10 +75,21 @@ def _named(name: str, source: str) -> str:
     """`name=source`, or the source alone if it is the name; special characters in names are replaced."""
     if source.partition("@")[0] == name:
         return source
-    return f"{re.sub(r'[^A-Za-z0-9_. -]+', '_', name).strip('- ') or 'expert'}={source}"
+    return f"{_plain(name)}={source}"
 
 
-def _sources(report: MergeReport) -> tuple[str, dict[str, str]]:
+def _plain(name: str) -> str:
+    """A name that the command line can read."""
+    return re.sub(r"[^A-Za-z0-9_. -]+", "_", name).strip("- ") or "expert"
+
+
+def _own_bases(report: MergeReport) -> dict[str, str]:
+    """The bases of experts that were fine-tuned from another than that of the merge."""
+    found = {name: values["base"] for name, values in report.sources.items() if values.get("base")}
+    return {name: _source(f"base-of-{name}", values) for name, values in found.items()}
+
+
+def sources_of(report: MergeReport) -> tuple[str, dict[str, str]]:
     """The base and the experts as sources, at the merged commit where there is one."""
     found = {name: _source(name, values) for name, values in report.sources.items()}
     return found.get("", "base"), {name: found.get(name, name) for name in report.relative_updates}

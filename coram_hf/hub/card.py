@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from coram_hf.hub.again import command_line, entry_of, load_code, python_code
+from coram_hf.hub.again import command_line, entry_of, python_code, sources_of
 from coram_hf.hub.calibration import calibration_text
-from coram_hf.hub.metadata import card_metadata, is_hub_source, licenses_of
+from coram_hf.hub.metadata import card_metadata, licenses_of
 from coram_hf.hub.model_index import with_results
+from coram_hf.hub.parents import license_list, parents_table, source_text, transplants_table
 from coram_hf.hub.text import fenced, inline, number
+from coram_hf.hub.usage import companions_in, usage_code
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.adapter import worst_matrices
@@ -24,10 +24,12 @@ from coram_hf.report.calibration import Calibration
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import FIGURE, draw_calibration, draw_updates
 from coram_hf.report.kinds import kind_table
-from coram_hf.report.merge_report import DECORRELATION, file_hashes
+from coram_hf.report.merge_report import DECORRELATION, REPORT_NAME, file_hashes
 from coram_hf.report.tables import markdown as table
 
 CARD = "README.md"
+PUBLISHED = (CARD, REPORT_NAME, EVAL_NAME)
+"""The files about a merge, which may have been edited."""
 BEGIN, END = "<!-- coram: begin -->", "<!-- coram: end -->"
 TEMPLATES = Path(__file__).parent
 CHOICE = {
@@ -79,7 +81,7 @@ def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData |
         draw_updates(report, folder)
         if report.calibration:
             draw_calibration(Calibration.from_dict(report.calibration), folder)
-        complete = replace(report, files=hashes.result())
+        complete = replace(report, files=hashes.result(), companions=companions_in(folder))
     edited = edited_card(folder / CARD, folder)
     if EvalResults.load(folder, complete.files) is None:
         (folder / EVAL_NAME).unlink(missing_ok=True)
@@ -155,14 +157,15 @@ def _section(report: MergeReport) -> str:
             amplitude=table(["", ""], _amplitude(report)),
             figure=FIGURE.as_posix(),
             calibration=calibration_text(report),
-            parents=_parents(report),
-            licenses=_license_list(report),
+            parents=parents_table(report),
+            licenses=license_list(report),
+            transplants=transplants_table(report),
             adapter=_adapter(report),
             counts=table(["", ""], _counts(report)),
             kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
             options=table(["option", "value"], [(inline(k), inline(v)) for k, v in report.config.items()]),
-            load=fenced(load_code(report), "python"),
+            usage=fenced(usage_code(report, sources_of(report)[0]), "python"),
             python=fenced(python_code(report), "python"),
             shell=fenced(command_line(report), "bash"),
             versions=", ".join(f"{inline(name)} {inline(v)}" for name, v in report.versions.items()),
@@ -173,12 +176,15 @@ def _section(report: MergeReport) -> str:
 
 
 def _intro(report: MergeReport) -> str:
-    how = inline(entry_of(report).title)
-    count = f"{report.n_experts} experts" if report.n_experts > 1 else "One expert"
+    how, kind = inline(entry_of(report).title), inline(report.model_class or "model")
+    names = ", ".join(inline(name) for name in report.relative_updates)
+    experts = f"the skills of {report.n_experts} experts" if report.n_experts > 1 else "one expert"
+    what = f"{_adapter_type(report).capitalize()} adapter" if report.adapter else f"One {kind}"
     data = "calibrated on unlabelled prompts, " if report.calibration else ""
     return (
-        f"{count} of one base, merged with {how} by coram_hf, {data}without evaluation data and without "
-        "training."
+        f"{what} with {experts} ({names}), merged into their base "
+        f"({source_text(report.sources.get('', {}))}) with {how} by coram_hf, {data}without training "
+        "and without evaluation data."
     )
 
 
@@ -209,27 +215,6 @@ def _choice(report: MergeReport) -> str:
     words = CHOICE.get(report.lam_source or "", inline(report.lam_source))
     step = report.config.get("lambda_step") if report.lam_source in ("rule", "kappa", "neutral") else None
     return words.replace("scale,", f"scale, rounded to a multiple of {step:g},", 1) if step else words
-
-
-def _parents(report: MergeReport) -> str:
-    header = ["", "source", "commit, or hash of files", "relative update r", "kind"]
-    balanced = any(factor != 1 for factor in report.balance_factors.values())
-    rows = []
-    for name, found in report.sources.items():
-        size = number(report.relative_updates[name]) if name else ""
-        kind = report.expert_kinds[name] if name else "base"
-        version = found.get("commit") or found.get("files") or "in memory"
-        row = [inline(name or "base"), _source(found), inline(version[:16]), size, inline(kind)]
-        rows.append(row + ([number(report.balance_factors.get(name, 1.0))] if balanced else []))
-    return table(header + (["balance f"] if balanced else []), rows)
-
-
-def _source(found: Mapping[str, Any]) -> str:
-    """A Hub id as it is, a folder by its name only: local paths are omitted for privacy."""
-    source = found.get("source")
-    if not source:
-        return "a model in memory"
-    return inline(source) if is_hub_source(found) else f"a folder called {inline(Path(source).name)}"
 
 
 def _adapter_type(report: MergeReport) -> str:
@@ -277,12 +262,6 @@ def _counts(report: MergeReport) -> list[tuple[str, str]]:
 def _kinds(report: MergeReport) -> str:
     header, rows = kind_table(report.kinds, report.retention)[1:]
     return table(header, [(inline(kind), *numbers) for kind, *numbers in rows])
-
-
-def _license_list(report: MergeReport) -> str:
-    rows = {name or "base": found.get("license") for name, found in report.sources.items()}
-    known = [f"{inline(name)}: {inline(', '.join(value))}" for name, value in rows.items() if value]
-    return "; ".join(known)
 
 
 def _warnings(report: MergeReport) -> list[str]:

@@ -38,6 +38,7 @@ def _entry(result: Result) -> EvalResult:
         metric_args={
             "questions": result.questions,
             "standard_error": None if result.standard_error is None else round(result.standard_error, 6),
+            "interval_95": None if result.interval is None else [round(b, 6) for b in result.interval],
             MARK: result.scorer,
         },
     )

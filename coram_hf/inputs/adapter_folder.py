@@ -17,6 +17,7 @@ from coram_hf.inputs.files import pickle_refused
 from coram_hf.inputs.internals.adapters import KEY_PREFIX, parameter_mark
 from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.oft import is_legacy, open_legacy
+from coram_hf.inputs.qlora import quantised_warning, trained_quantised
 from coram_hf.inputs.weights import Weights
 
 KEEPS_BASE = ("gaussian", "orthogonal", "eva")
@@ -36,7 +37,7 @@ def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = 
     else:
         model = _load(base, folder, state, who)
         opened = next(iter(open_adapters(who, model, base).values()))
-        opened.warnings += _other_base(base, who, model)
+        opened.warnings += _other_base(base, who, folder, model)
     opened.files += [folder / CONFIG_NAME, *folder.glob("adapter_model.*")]
     return opened
 
@@ -136,10 +137,12 @@ def _resize_for(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
             model.resize_token_embeddings(len(tensor), mean_resizing=False)
 
 
-def _other_base(base: Weights, who: str, adapter: PeftModel) -> list[str]:
-    """A warning if the adapter's config names a different base."""
-    trained_on = next(iter(adapter.peft_config.values())).base_model_name_or_path
-    ours = base.location
+def _other_base(base: Weights, who: str, folder: Path, adapter: PeftModel) -> list[str]:
+    """A warning if the adapter was trained on a quantised base, or its config names a different one."""
+    config = next(iter(adapter.peft_config.values()))
+    trained_on, ours = config.base_model_name_or_path, base.location
+    if (found := trained_quantised(folder, config)) is not None:
+        return [quantised_warning(who, trained_on, found)]
     if not trained_on or not ours or Path(trained_on).name == Path(ours).name:
         return []
     names = [Path(name).name if name.startswith(("/", "~", ".")) else name for name in (trained_on, ours)]

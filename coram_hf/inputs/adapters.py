@@ -35,6 +35,7 @@ from coram_hf.inputs.internals.hooks import device_hooks, without_hooks
 from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.offloaded import loaded_copy, offloaded_tensors
 from coram_hf.inputs.oft import is_wide_oft, orthogonality_error, rotated_weight
+from coram_hf.inputs.qlora import loaded_quantised, quantised_warning
 from coram_hf.inputs.weights import Make, MakeFactors, Weights
 
 
@@ -93,6 +94,7 @@ def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> di
         )
     plain = without_adapters(inner)
     experts = {}
+    found = loaded_quantised(inner)
     for adapter, config in model.peft_config.items():
         require_mergeable(f"{who}, adapter {adapter!r}", config)
         absent = {} if base is None else base.overrides
@@ -101,6 +103,7 @@ def open_adapters(who: str, model: PeftModel, base: Weights | None = None) -> di
         experts[adapter] = Weights(
             plain,
             {**absent, **changed},
+            warnings=[] if found is None else [quantised_warning(who, inner.name_or_path, found)],
             kind=_method(config),
             adapter=(model, adapter),
             orthogonality_error=_orthogonality(inner, adapter),

@@ -100,7 +100,10 @@ def model_class(
             f"{who}: {folder / 'config.json'} must name an architecture of transformers, found {name!r}"
         )
     if not trust_remote_code:
-        raise CoramError(f"{who}: {name} is custom code in {folder}; pass trust_remote_code=True to run it")
+        raise CoramError(
+            f"{who}: {name} is custom code in {folder}; "
+            "pass trust_remote_code=True (--trust-remote-code) to run it"
+        )
     return custom_class(custom[0], str(folder))
 
 

@@ -21,6 +21,11 @@ from transformers.utils import (
 
 from coram_hf.errors import CoramError
 
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of the floating-point types of safetensors."""
+LONGEST_HEADER = 10**8
+"""The largest header that safetensors reads, in bytes."""
+
 
 def weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
     """The weight files of a checkpoint: safetensors if there are any, else pickles if they are allowed."""
@@ -33,6 +38,35 @@ def weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
     raise CoramError(
         f"{folder} contains no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}"
     )
+
+
+def stored_bytes(folder: Path, itemsize: int | None = None) -> int:
+    """The bytes of a checkpoint's tensors, with floats of `itemsize` bytes; 0 if it has no safetensors.
+
+    Only headers are read. A head that the config ties to the embedding is not counted.
+    """
+    files = [path for path in folder.glob("*.safetensors") if _exists(path)]
+    config = read_json(folder / "config.json") if _exists(folder / "config.json") else {}
+    total = 0
+    for path in files:
+        for key, entry in _header(path).items():
+            if key == "__metadata__" or (key == "lm_head.weight" and config.get("tie_word_embeddings")):
+                continue
+            begin, end = entry["data_offsets"]
+            width = FLOATS.get(entry["dtype"])
+            total += (end - begin) * itemsize // width if itemsize and width else end - begin
+    return total
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file; empty if it is damaged, which is an error once it is opened."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(min(length, LONGEST_HEADER)))
+            return header
+    except (OSError, ValueError):
+        return {}
 
 
 def pickle_refused(where: object, name: str) -> CoramError:

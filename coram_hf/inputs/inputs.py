@@ -20,6 +20,7 @@ from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.placement import Placement
 from coram_hf.inputs.quantized import stored_quantized
+from coram_hf.inputs.transplant import Transplant
 from coram_hf.inputs.vocabulary import Vocabulary
 from coram_hf.inputs.weights import Target, Weights
 
@@ -175,17 +176,24 @@ class Inputs:
 
     def files(self) -> list[Path]:
         """Every file that is read, and the folders that in-memory models were loaded from."""
-        models = [weights for _, weights in self.named()]
+        models = [read for _, weights in self.named() for read in weights.read_from]
         loaded = [Path(m.model.name_or_path) for m in models if not m.files and m.model.name_or_path]
         return [*(path for m in models for path in m.files), *(path for path in loaded if path.is_dir())]
 
     def sources(self) -> dict[str, dict[str, Any]]:
         """Where base and experts come from; unknown for experts trained in memory from the base."""
-        found = {name: provenance(weights) for name, weights in self.named()}
+        found = {name: provenance(weights.read_from[0]) for name, weights in self.named()}
         for name, weights in self.experts.items():
-            if not weights.files and weights.location == self.base.location:
+            if not weights.read_from[0].files and weights.location == self.base.location:
                 found[name] = {"source": None, "hub": False, "commit": None, "files": None}
+        for name, transplant in self.transplants.items():
+            found[name]["base"] = provenance(transplant.own)
         return found
+
+    @property
+    def transplants(self) -> dict[str, Transplant]:
+        """The experts with a base of their own, and what of their updates was matched with this base."""
+        return {name: w.transplant for name, w in self.experts.items() if w.transplant is not None}
 
     def identity(self) -> dict[str, Any] | None:
         """A fingerprint of the inputs, so that changes are noticed; None if a model is only in memory."""
@@ -204,4 +212,6 @@ class Inputs:
         digest = hashlib.sha256(repr((vocabulary.size, vocabulary.new_rows.tolist())).encode())
         for name, rows in sorted(vocabulary.rows.items()):
             digest.update(repr((name, rows.tolist())).encode())
+        for name, transplant in sorted(self.transplants.items()):
+            digest.update(repr((name, transplant.alignment)).encode())
         return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +36,51 @@ def parse_source(text: str) -> Source:
     if rest and path.is_dir():
         return Source(name or path.resolve().name, str(path))
     if rest and path.is_file():
-        raise CoramError(f"{text!r} is a file; a source must be a folder or a Hub repository")
+        if is_gguf(path):
+            return Source(name or path.stem, str(path))
+        raise CoramError(f"{text!r} is a file; a source must be a folder, a .gguf file or a Hub repository")
     match = _HUB.fullmatch(rest)
     if match is None or rest.startswith((".", "/", "~")):
-        raise CoramError(
-            f"{text!r} is neither a folder nor a Hub repository; "
-            "write path, org/repo, org/repo@revision or org/repo:folder/inside@revision"
+        form = (
+            ""
+            if rest.startswith((".", "/", "~"))
+            else "; on the Hub, a source is org/repo[:folder][@revision]"
         )
-    label = Path(match["folder"]).name if match["folder"] else match["repo"]
+        raise CoramError(f"no such folder: {rest!r}{_nearest(path)}{form}")
+    inside = Path(match["folder"] or "")
+    label = (inside.stem if is_gguf(inside) else inside.name) or match["repo"]
     return Source(name or label, match["repo"], match["folder"], match["revision"])
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
+def gguf_in(found: Path) -> Path | None:
+    """The GGUF file that a source is: itself, or the only one in a folder without another model."""
+    if found.is_file():
+        return found
+    files = sorted(path for path in found.iterdir() if is_gguf(path))
+    if not files or any((found / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return None
+    if len(files) > 1:
+        raise CoramError(
+            f"{found} contains {len(files)} GGUF files, such as {files[0].name}; pass the path of one of them"
+        )
+    return files[0]
+
+
+def _nearest(path: Path) -> str:
+    """A hint at a folder of a similar name."""
+    parent = path.parent
+    names = [found.name for found in parent.iterdir() if found.is_dir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {str(parent / near[0])!r}?)" if near else ""
+
+
 class Located(NamedTuple):
-    """A local folder, where it comes from, and its commit on the Hub."""
+    """A local folder or GGUF file, where it comes from, and its commit on the Hub."""
 
     folder: Path
     location: str
@@ -55,27 +88,32 @@ class Located(NamedTuple):
 
 
 def fetch(source: Source) -> Located:
-    """The local folder of a source, downloaded if it is on the Hub."""
-    if Path(source.location).is_dir():
+    """The local folder or GGUF file of a source, downloaded if it is on the Hub."""
+    if Path(source.location).exists():
         return Located(Path(source.location), source.location)
+    one_file = bool(source.folder) and is_gguf(Path(source.folder or ""))
     inside = f"{source.folder}/" if source.folder else ""
+    allowed = [str(source.folder)] if one_file else [f"{inside}*"] if inside else None
+    ignored = [] if one_file else [f"{inside}{pattern}" for pattern in OTHER_FORMATS]
     try:
         root = Path(
             snapshot_download(
                 source.location,
                 revision=source.revision,
-                allow_patterns=[f"{inside}*"] if inside else None,
-                ignore_patterns=[f"{inside}{pattern}" for pattern in OTHER_FORMATS],
+                allow_patterns=allowed,
+                ignore_patterns=ignored,
             )
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = str(error).partition("\n")[0]
         raise CoramError(
-            f"{source.name!r}: {source.location!r} cannot be downloaded from the Hub ({why})"
+            f"no such folder: {source.location!r}{_nearest(Path(source.location))}, and it cannot be "
+            f"downloaded from the Hub ({why})"
         ) from error
     folder = root / source.folder if source.folder else root
-    if not folder.is_dir():
-        raise CoramError(f"{source.name!r}: {source.location!r} has no folder {source.folder!r}")
+    if not folder.exists():
+        what = "file" if one_file else "folder"
+        raise CoramError(f"{source.name!r}: {source.location!r} has no {what} {source.folder!r}")
     commit = root.name if root.parent.name == "snapshots" else None
     location = f"{source.location}:{source.folder}" if source.folder else source.location
     return Located(folder, location, commit)

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import PeftModel
-from torch import Tensor
 from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
+from coram_hf.inputs.checks import check_same_architecture, check_same_tensors
 from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.gguf import gguf_tokenizer, open_gguf
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.locate import Located, fetch, parse_source
+from coram_hf.inputs.locate import Located, fetch, gguf_in, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
 from coram_hf.inputs.targets import with_targets
-from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
+from coram_hf.inputs.tokens import match_vocabularies
+from coram_hf.inputs.transplant import OwnBases, check_transplanted_targets, transplanted
 from coram_hf.inputs.weights import Weights
 
 ModelSource = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
-ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource]
+ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource] | PeftModel
 TOLD = ("vocabulary", "trust_remote_code", "allow_pickle")
 """Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
@@ -53,25 +57,44 @@ def open_inputs(
     allow_pickle = options.get("allow_pickle", False)
     tokenizer, expert_tokenizers = options.get("tokenizer"), options.get("expert_tokenizers")
     dtype = output_dtype(options.get("dtype"))
-    open_folder = partial(open_checkpoint, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-    source = _open_base(base, open_folder)
-    origin = source.model
+    open_folder = partial(_open_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+    if isinstance(experts, PeftModel):
+        experts = [experts]
     if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
         raise CoramError(
             f"experts is a {type(experts).__name__}; pass a list of models or a dict name -> model"
         )
+    own_bases = OwnBases(options.get("bases"), partial(_open_base, open_folder))
+    named = experts.values() if isinstance(experts, Mapping) else experts
+    for given in (base, *named, *own_bases.sources):
+        if isinstance(given, str | Path):
+            parse_source(str(given))
+    source = _open_base(open_folder, "the base", base)
+    origin = source.model
+    tokenizer = tokenizer or gguf_tokenizer(source)
+    own_tokenizer = tokenizer or find_tokenizer(source, trust_remote_code)
+    token_of = partial(_tokenizer_of, expert_tokenizers or {}, trust_remote_code)
     opened: dict[str, Weights] = {}
     warnings = list(source.warnings)
-    pairs = experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts)
+    pairs = list(experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts))
+    if not any(isinstance(expert, PeftModel | PreTrainedModel) for given, expert in pairs if given is None):
+        own_bases.require([str(_label(given, expert)) for given, expert in pairs], adapters=True)
     for position, (given, expert) in enumerate(pairs, start=1):
-        for name, weights in _open_expert(source, given, expert, position, open_folder, allow_pickle):
+        trained_on = own_bases.find(_label(given, expert))
+        start = trained_on or source
+        for name, weights in _open_expert(start, given, expert, position, open_folder, allow_pickle):
+            start = trained_on or own_bases.find(name) or source
             warnings += weights.warnings
             if name in opened:
                 raise CoramError(
                     f"two experts are called {name!r}; give them distinct names with a dict name -> expert, "
                     "or name=source on the command line"
                 )
-            _check_same_architecture(origin, name, weights.model)
+            check_same_architecture(start.model, name, weights.model)
+            if start is not source:
+                tokenizers = token_of(None, start), token_of(name, weights)
+                weights, more = _transplant(source, own_tokenizer, start, name, weights, *tokenizers)
+                warnings += [warning for warning in (*start.warnings, *more) if warning not in warnings]
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
@@ -81,16 +104,13 @@ def open_inputs(
             f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; valid: {list(opened)}"
         )
 
-    own = tokenizer or find_tokenizer(source, trust_remote_code)
-    theirs = {
-        name: (expert_tokenizers or {}).get(name) or find_tokenizer(weights, trust_remote_code)
-        for name, weights in opened.items()
-    }
+    own_bases.require(list(opened))
+    theirs = {name: token_of(name, w) if w.transplant is None else None for name, w in opened.items()}
     models = {name: weights.model for name, weights in opened.items()}
     policy = options.get("vocabulary", "base")
-    rows, differences = match_vocabularies(origin, models, policy, own, theirs)
+    rows, differences = match_vocabularies(origin, models, policy, own_tokenizer, theirs)
     for name, weights in opened.items():
-        warnings += _check_same_tensors(source, name, weights, rows.token_axis)
+        warnings += check_same_tensors(source, name, weights, rows.token_axis)
     told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
     inputs = Inputs(
         source,
@@ -107,21 +127,22 @@ def open_inputs(
         trust_remote_code=trust_remote_code,
         told=told,
     )
-    return with_targets(inputs, target_modules, required=need_targets)
+    found = with_targets(inputs, target_modules, required=need_targets)
+    return replace(found, warnings=(*found.warnings, *check_transplanted_targets(found)))
 
 
-def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:
-    """The weights of the base, without any adapters in it; as they are if they are open already."""
+def _open_base(open_folder: OpenFolder, who: str, base: ModelSource | Weights) -> Weights:
+    """The weights of a base, without any adapters in it; as they are if they are open already."""
     if isinstance(base, Weights):
         return base
     if isinstance(base, str | Path):
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):
-            raise CoramError(f"the base {str(base)!r} is an adapter; pass the model that it was trained on")
-        return _located(open_folder("the base", found.folder), found)
+            raise CoramError(f"{who} {str(base)!r} is an adapter; pass the model that it was trained on")
+        return _located(open_folder(who, found.folder), found)
     model = base.get_base_model() if isinstance(base, PeftModel) else base
-    _require_model("the base", model)
-    return Weights(without_adapters(dequantized("the base", cast(PreTrainedModel, model))))
+    _require_model(who, model)
+    return Weights(without_adapters(dequantized(who, cast(PreTrainedModel, model))))
 
 
 def _open_expert(
@@ -162,9 +183,46 @@ def _open_expert(
     yield name, Weights(dequantized(f"expert {name!r}", expert))
 
 
+def _label(given: object, expert: ModelSource) -> object:
+    """The name of an expert, as far as it is known before it is opened."""
+    return given or (parse_source(str(expert)).name if isinstance(expert, str | Path) else None)
+
+
+def _tokenizer_of(
+    given: Mapping[str, Tokenizer], trust_remote_code: bool, name: str | None, weights: Weights
+) -> Tokenizer | None:
+    """The tokenizer of an expert or, without a name, of another model."""
+    return given.get(name or "") or gguf_tokenizer(weights) or find_tokenizer(weights, trust_remote_code)
+
+
+def _transplant(
+    base: Weights,
+    base_tokenizer: Tokenizer | None,
+    own: Weights,
+    name: str,
+    expert: Weights,
+    own_tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | None,
+) -> tuple[Weights, list[str]]:
+    """An expert of its own base, checked against it, as an expert of the base; and warnings."""
+    models, tokenizers = {name: expert.model}, {name: tokenizer}
+    within, differences = match_vocabularies(own.model, models, "base", own_tokenizer, tokenizers)
+    differences += check_same_tensors(own, name, expert, within.token_axis)
+    onto, _ = match_vocabularies(base.model, {name: own.model}, "base", base_tokenizer, {name: own_tokenizer})
+    return transplanted(base, own, name, expert, onto, within), differences
+
+
 def _located(weights: Weights, found: Located) -> Weights:
-    weights.location, weights.commit, weights.folder = found.location, found.commit, found.folder
+    folder = found.folder.parent if found.folder.is_file() else found.folder
+    weights.location, weights.commit, weights.folder = found.location, found.commit, folder
     return weights
+
+
+def _open_model(who: str, found: Path, *, trust_remote_code: bool, allow_pickle: bool) -> Weights:
+    """The weights of a full model: of a GGUF file, or of a checkpoint."""
+    if (path := gguf_in(found)) is not None:
+        return open_gguf(who, path)
+    return open_checkpoint(who, found, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
 
 
 def _require_model(who: str, model: object) -> None:
@@ -181,66 +239,3 @@ def _name_by_origin(base: PreTrainedModel, expert: PreTrainedModel, position: in
     if not origin or origin == base.name_or_path:
         return f"expert_{position}"
     return Path(origin).name if Path(origin).is_dir() else origin
-
-
-def _check_same_architecture(base: PreTrainedModel, name: str, expert: PreTrainedModel) -> None:
-    if expert.config.model_type != base.config.model_type:
-        raise CoramError(
-            f"expert {name!r} is a {type(expert).__name__} ({expert.config.model_type}), but the base is a "
-            f"{type(base).__name__} ({base.config.model_type}); experts must be fine-tuned from the base"
-        )
-
-
-def _check_same_tensors(
-    base: Weights, name: str, expert: Weights, token_axis: Mapping[str, int]
-) -> list[str]:
-    """Raise unless names, shapes and kinds of dtype agree; return warnings about differently tied weights."""
-    lacking = [tensor for tensor in base if tensor not in expert and tensor not in expert.tied]
-    extra = [tensor for tensor in expert if tensor not in base and tensor not in base.tied]
-    for absent, what in ((lacking, "lacks"), (extra, "has an extra")):
-        if absent:
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            raise CoramError(
-                f"expert {name!r} {what} tensor {absent[0]!r}{more}, compared with the base; load base "
-                f"and experts with the same class (base {base.class_name}, expert {expert.class_name})"
-            )
-    for tensor in base:
-        _check_tensor(name, tensor, base.original(tensor), expert, token_axis.get(tensor))
-    return [
-        f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
-        f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"
-        for alias in dict.fromkeys((*expert, *expert.overrides))
-        if alias in base.tied and not torch.equal(expert[alias], expert[base.tied[alias]])
-    ] + [
-        f"expert {name!r} ties {alias!r} to {expert.tied[alias]!r}, which the base does not: the merged "
-        "model stays untied, and takes the expert's one tensor for both"
-        for alias in base
-        if alias in expert.tied
-    ]
-
-
-def _check_tensor(name: str, tensor: str, base: Tensor, expert: Weights, token_axis: int | None) -> None:
-    who, found = f"expert {name!r}, tensor {tensor!r}", expert.original(tensor)
-    expected = list(base.shape)
-    if token_axis is not None:
-        expected[token_axis] = embedding_rows(expert.model)
-    if list(found.shape) != expected:
-        raise CoramError(
-            f"{who}: shape {tuple(found.shape)}, but the base has {tuple(base.shape)}; "
-            "experts must be fine-tuned from the base"
-        )
-    if found.is_floating_point() != base.is_floating_point():
-        raise CoramError(
-            f"{who}: dtype {found.dtype}, but the base has {base.dtype}; "
-            "quantised weights must be dequantised before merging"
-        )
-    if not base.is_floating_point() and not _same_meaning(tensor, base, found):
-        raise CoramError(
-            f"{who}: its {found.dtype} values differ from the base's; "
-            "integer tensors are kept from the base, so the experts must agree with it"
-        )
-
-
-def _same_meaning(name: str, base: Tensor, expert: Tensor) -> bool:
-    """Whether two integer or bool tensors are interchangeable; counters of past batches always are."""
-    return name.endswith("num_batches_tracked") or torch.equal(base.cpu(), expert.cpu())

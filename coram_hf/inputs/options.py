@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     Tokenizer = PreTrainedTokenizerBase
+    Source = PreTrainedModel | str | Path
     Dtype = str | torch.dtype | None
     Device = str | torch.device | None
     DeviceMap = str | int | torch.device | Mapping[str, str | int | torch.device] | None
     MaxMemory = str | Mapping[int | str, int | str] | None
     Folder = str | Path | None
 else:  # read at run time by the command line, which starts without torch
-    Tokenizer = Any
+    Tokenizer = Source = Any
     Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
 
 Policy = Literal["base", "union", "error"]
@@ -55,6 +56,11 @@ class MergeOptions(PlacementOptions, total=False):
     tokenizer: Annotated[Tokenizer, PythonOnly(), "The base's, by default the one beside its checkpoint."]
     expert_tokenizers: Annotated[
         Mapping[str, Tokenizer], PythonOnly(), "By expert; by default those beside the checkpoints."
+    ]
+    bases: Annotated[
+        Mapping[str, Source],
+        "The base of an expert that was fine-tuned from another than this one, by the expert's name: its "
+        "update is transplanted onto this base, where names and shapes agree.",
     ]
     dtype: Annotated[Dtype, "Dtype of the merged parameters; by default the base's."]
     device: Annotated[

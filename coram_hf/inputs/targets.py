@@ -65,8 +65,8 @@ def find_targets(
     if not targets and (required or target_modules is not None):
         sought = "attention or MLP projections" if target_modules is None else f"match for {target_modules!r}"
         raise CoramError(
-            f"found no {sought} in {type(model).__name__}; name the modules to merge with target_modules=, "
-            "a regular expression on module names, a list of suffixes, or 'all-linear'"
+            f"found no {sought} in {type(model).__name__}; name the modules to merge with target_modules= "
+            "(--target-modules), a regular expression on module names, a list of suffixes, or 'all-linear'"
         )
     return tuple(targets.values())
 

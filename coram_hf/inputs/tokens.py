@@ -63,7 +63,7 @@ def match_vocabularies(
             f"has {base_size}): {matched} rows matched {how}, {added} added, {dropped} dropped"
         )
         if policy == "error":
-            raise CoramError(f'{difference}; pass vocabulary="base" or "union" to merge them')
+            raise CoramError(f'{difference}; pass vocabulary="base" or "union" (--vocabulary) to merge them')
         if policy == "union" and not by_token:
             raise CoramError(
                 f'{difference}; vocabulary="union" needs tokenizers: pass tokenizer= and expert_tokenizers='

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from peft import PeftModel
@@ -17,6 +18,9 @@ from transformers import PreTrainedModel
 
 from coram_hf.inputs.internals.models import hub_commit
 from coram_hf.inputs.offloaded import offloaded_tensors, tied_names
+
+if TYPE_CHECKING:
+    from coram_hf.inputs.transplant import Transplant
 
 Make = Callable[[], Tensor]
 MakeFactors = Callable[[], tuple[Tensor, Tensor]]
@@ -49,6 +53,7 @@ class Weights(Mapping[str, Tensor]):
     kind: "full", or the PEFT type of the adapter; adapter: the model with the adapter, and its name there.
     orthogonality_error: max |R^T R - I| of an OFT adapter.
     factors: of an adapter, those parameters whose update is of low rank.
+    transplant: how an expert with a base of its own was matched with the base of the merge.
     """
 
     def __init__(
@@ -83,7 +88,8 @@ class Weights(Mapping[str, Tensor]):
         self.overrides = {**offloaded_tensors(model), **(overrides or {})}
         self.class_name = type(model).__name__
         self._load, self._buffers = load, buffers
-        self._pieces = pieces or {}
+        self.pieces = pieces or {}
+        self.transplant: Transplant | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.overrides:
@@ -107,6 +113,11 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    @property
+    def read_from(self) -> tuple[Weights, ...]:
+        """The weights that these are computed from: those of an expert and its own base, or these."""
+        return (self,) if self.transplant is None else (self.transplant.expert, self.transplant.own)
+
     def copy_model(self) -> PreTrainedModel:
         """A new model in memory, with these weights; for a model that accelerate has not placed."""
         if self._load is not None:
@@ -126,7 +137,7 @@ class Weights(Mapping[str, Tensor]):
 
     def prefetch(self, name: str) -> None:
         """Start reading a tensor from the disk, without waiting for it."""
-        for piece in self._pieces.get(self.tied.get(name, name), ()):
+        for piece in self.pieces.get(self.tied.get(name, name), ()):
             start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             length = piece.data_ptr() + piece.numel() * piece.element_size() - start
             _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_WILLNEED)

@@ -84,6 +84,11 @@ def choose_oft(parameters: Mapping[str, Any]) -> Choice:
 
 def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, dict[str, Tensor]]:
     """The settings of one OFT adapter, and the skew entries of each of its layers, as PEFT stores them."""
+    if expert.transplant is not None:
+        raise CoramError(
+            f"expert {name!r} has a base of its own, and rotations of different bases cannot be merged; "
+            "merge its weights instead, without space"
+        )
     if expert.adapter is None or expert.kind != "OFT":
         layout = " in the layout of PEFT before 0.16" if expert.kind == "OFT" else ""
         raise CoramError(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from coram_hf.errors import CoramError
 
 
-def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
-    """Create a folder to write to, and remove earlier results from it."""
+def check_output_folder(path: str | Path) -> None:
+    """Raise if a folder for results is a file, or contains a model."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CoramError(f"{folder} is a file; the output must be a folder")
     if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise CoramError(f"{folder} contains a model; choose another folder for the output")
+
+
+def output_folder(path: str | Path, names: tuple[str, ...]) -> Path:
+    """Create a folder to write to, and remove earlier results from it."""
+    check_output_folder(path)
+    folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -64,6 +71,39 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield partial
         put_in_place(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def filled_folder(target: Path, carried: Collection[str], stale: re.Pattern[str]) -> Iterator[Path]:
+    """A hidden folder to write to, whose files appear in the target once all of them are complete.
+
+    A target that is missing or empty is replaced in one step. Otherwise its files are replaced one by one,
+    those whose names match `stale` are removed, and all others stay. `carried`: files of the target that are
+    rewritten or removed, if they are there.
+    """
+    if not target.is_dir() or not any(target.iterdir()):
+        with new_folder(target) as partial:
+            yield partial
+        return
+    partial = target / f".{uuid.uuid4().hex}"
+    partial.mkdir()
+    try:
+        known = [name for name in carried if (target / name).is_file()]
+        for name in known:
+            shutil.copy(target / name, partial)
+        yield partial
+        made = {path.relative_to(partial) for path in partial.rglob("*") if path.is_file()}
+        for path in made:
+            sync_path(partial / path)
+        for path in sorted(made, key=lambda path: path.suffix != ".safetensors"):
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(partial / path, target / path)
+        old = [path.name for path in target.iterdir() if stale.fullmatch(path.name)]
+        for name in {*known, *old} - {str(path) for path in made}:
+            (target / name).unlink()
+        sync_path(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -43,5 +43,6 @@ def save_companions(inputs: Inputs, folder: Path) -> None:
         inputs.tokenizer.save_pretrained(folder)
     if getattr(inputs.model.config, "auto_map", None) and not inputs.trust_remote_code:
         logger.warning(
-            "custom code of the base was not copied to %s; pass trust_remote_code=True to copy it", folder
+            "custom code of the base was not copied; pass trust_remote_code=True (--trust-remote-code) "
+            "to copy it"
         )

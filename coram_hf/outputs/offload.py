@@ -50,7 +50,8 @@ class Offloaded(dict[str, dict[str, str]]):
         weakref.finalize(self, _remove, self._sink, folder)
         if parent is None and names:
             logger.warning(
-                "%.2f GB of the merged model are offloaded to %s; pass offload_folder= to choose where",
+                "%.2f GB of the merged model are offloaded to %s; "
+                "pass offload_folder= (--offload-folder) to choose where",
                 layout.total_bytes / 2**30,
                 folder,
             )

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from transformers import PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.weights import Weights
@@ -15,7 +14,8 @@ from coram_hf.outputs.layout import Layout, units, without_data
 from coram_hf.outputs.model_files import save_model_files
 from coram_hf.outputs.spool import Spool
 
-WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""The names of weight files and their index."""
 
 
 def is_partly_offloaded(model: PreTrainedModel) -> bool:
@@ -31,13 +31,9 @@ def save_offloaded(
     max_shard_size: int | str = "50GB",
     save_original_format: bool = True,
 ) -> None:
-    """Write weights, config, generation config, tokenizer and processor; earlier weights are removed."""
+    """Write weights, config, generation config, tokenizer and processor into an empty folder."""
     skeleton, weights = without_data(model), Weights(model)
     layout = Layout(skeleton, [units(skeleton)], max_shard_size, original_format=save_original_format)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if WEIGHTS.fullmatch(path.name) or path.name == SAFE_WEIGHTS_INDEX_NAME:
-            path.unlink()
     with FolderSink(folder, layout, layout.files(0), {}, {}, Spool(folder / "kept")) as sink:
         for unit in layout.units:
             sink.write({name: sink.unchanged(name, weights[name]) for name in unit})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def build_plan(
     if carrying and share > 0:
         left_behind.append(
             f"{share:.1%} of the experts' update norm lies outside the target matrices and stays at the "
-            f"base; the lines {', '.join(carrying)} merge it as well"
+            f"base; the lines {', '.join(carrying)} merge it as well (--line {shlex.quote(carrying[0])})"
         )
     return MergePlan(
         line=label,
@@ -54,6 +55,7 @@ def build_plan(
         sizes={name: inputs.base.original(name).numel() for name in inputs.base},
         kinds={name: inputs.kinds[name] for name in inputs.base},
         vocabulary={name: dict(counts) for name, counts in inputs.vocabulary.counts.items()},
+        transplants=inputs.transplants,
         warnings=(*inputs.warnings, *amplitude.warnings, *left_behind),
     )
 
@@ -106,6 +108,7 @@ def build_report(
         warnings=plan.warnings,
         versions=library_versions(),
         sources=inputs.sources(),
+        transplants={name: found.lines() for name, found in inputs.transplants.items()},
         options=dict(inputs.told or {}),
         retention=retained(inputs, records, survey).by_kind(),
         kinds=plan.kind_counts,

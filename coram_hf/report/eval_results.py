@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 from coram_hf.outputs.files import write_whole
 
 EVAL_NAME = "eval_results.json"
+SHARES = ("accuracy", "acc", "acc_norm", "exact_match", "em")
+"""Metrics that are the share of right answers, ours and lm-eval's."""
+Z = 1.959964
+"""The 97.5% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,26 @@ class Result:
     standard_error: float | None
     questions: int
     scorer: str
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """A 95% interval: Wilson's for a share of right answers, else 1.96 standard errors; None if unknown.
+
+        Wilson's is never a single point, even if all answers of a small sample are right or wrong.
+        """
+        if self.metric.partition(" ")[0] in SHARES and 0 <= self.value <= 1 and self.questions > 0:
+            return wilson(self.value, self.questions)
+        if self.standard_error is None:
+            return None
+        return self.value - Z * self.standard_error, self.value + Z * self.standard_error
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """(p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), the 95% score interval."""
+    square = Z * Z / count
+    middle = share + square / 2
+    half = Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -25,8 +24,6 @@ from coram_hf.report.text import json_values, numbers_again
 
 NOTABLE_ROUNDING = 0.25
 """A warning is given if rounding loses more than this share of the update's norm."""
-
-logger = logging.getLogger("coram_hf")
 
 REPORT_NAME = "coram_report.json"
 MEASURED = (
@@ -90,6 +87,8 @@ class MergeReport(Shown):
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
+    companions: which of tokenizer, chat_template and processor were saved beside the weights.
+    transplants: per expert with a base of its own, the tensors that were matched, stayed and were left out.
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
     kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
@@ -134,6 +133,8 @@ class MergeReport(Shown):
     decorrelation: dict[str, float | None] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     neutral: dict[str, Any] = field(default_factory=dict)
+    transplants: dict[str, dict[str, str]] = field(default_factory=dict)
+    companions: tuple[str, ...] = ()
 
     @property
     def effective_kappa(self) -> float | None:
@@ -154,13 +155,13 @@ class MergeReport(Shown):
         return asked or any(self.config.get(key) is not None for key in ("decorrelate", "amplitude"))
 
     def with_rounding(self, loss: float, dtype: torch.dtype) -> MergeReport:
-        """The report with the share of the update that rounding to `dtype` lost; warns if it is large."""
+        """The report with the share of the update that rounding to `dtype` lost, and a warning if large."""
         warnings = [warning for warning in self.warnings if not warning.startswith("rounding")]
         if loss > NOTABLE_ROUNDING and dtype.itemsize < 4:
             warnings.append(
-                f'rounding to {dtype} lost {loss:.0%} of the merged update; dtype="float32" would keep it'
+                f"rounding to {dtype} lost {loss:.0%} of the merged update; "
+                'dtype="float32" (--dtype float32) would keep it'
             )
-            logger.warning(warnings[-1])
         return replace(self, rounding_loss=loss, warnings=tuple(warnings))
 
     def with_calibration(self, found: Calibration) -> MergeReport:
@@ -200,7 +201,7 @@ class MergeReport(Shown):
                 for k, v in values.items()
                 if k in known
             }
-            read["warnings"] = tuple(read["warnings"])
+            read |= {key: tuple(read[key]) for key in ("warnings", "companions") if key in read}
             return cls(**read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CoramError(f"{path} is damaged: {type(error).__name__}: {error}") from error

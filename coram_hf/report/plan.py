@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coram_hf.report.kinds import count_kinds, kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
+
+if TYPE_CHECKING:
+    from coram_hf.inputs.transplant import Transplant
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,7 +21,8 @@ class MergePlan(Shown):
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
     equals the base (`dispersion` is infinite), and c_RMS is measured during the merge.
     `tied` maps the other names of a tied parameter to the name under which it is merged; `kinds` says what
-    every parameter is: attention, mlp, norm and so on.
+    every parameter is: attention, mlp, norm and so on. `transplants` says for experts with a base of their
+    own which tensors were matched, which stayed at the base, and which were left out.
     """
 
     line: str
@@ -35,6 +40,7 @@ class MergePlan(Shown):
     lam: float | None
     outside_share: dict[str, float]
     vocabulary: dict[str, dict[str, int]]
+    transplants: Mapping[str, Transplant]
     warnings: tuple[str, ...]
 
     @property
@@ -76,6 +82,7 @@ class MergePlan(Shown):
             *(f"  {kind}: {counted}" for kind, counted in kind_lines(self.kind_counts).items()),
             *(f"  {count} x {pattern}" for pattern, count in self.patterns.items()),
             *(f"  r({name}) = {r:.4g}" for name, r in self.relative_updates.items()),
+            *(f"  {what}: {words}" for what, words in transplant_lines(self.transplants).items()),
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
@@ -89,7 +96,8 @@ class MergePlan(Shown):
         return Facts(
             f"Plan: {self.line}",
             {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts}
-            | kind_lines(self.kind_counts),
+            | kind_lines(self.kind_counts)
+            | transplant_lines(self.transplants),
             Table(
                 "Experts",
                 ("expert", "r_i", "balance f_i", "update outside targets"),
@@ -100,6 +108,15 @@ class MergePlan(Shown):
             ),
             self.warnings,
         )
+
+
+def transplant_lines(transplants: Mapping[str, Transplant]) -> dict[str, str]:
+    """What was matched, what stayed and what was left out, by expert and list."""
+    return {
+        f"{name}, {what}": words
+        for name, found in transplants.items()
+        for what, words in found.lines().items()
+    }
 
 
 def _known(value: float | None) -> str:

@@ -12,6 +12,7 @@ from helpers.folders import on_disk
 from helpers.merging import merged
 from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
 from huggingface_hub import ModelCard
+from scipy.stats import binomtest
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramError, evaluate_folder, evaluation, load_report, run_sweep
@@ -22,6 +23,7 @@ from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub.card import BEGIN, END, edited_card, publish_report, render_card
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.push import check_whole
+from coram_hf.report.eval_results import Result
 
 YAML = """
 task: local_choice
@@ -81,9 +83,41 @@ def test_results_go_beside_the_weights_and_on_the_card(folder, tasks):
     assert check_whole(folder) == load_report(folder)
 
 
+def test_a_part_of_the_questions_is_not_published_unless_asked(folder, tasks):
+    before = (folder / "README.md").read_text()
+    run = coram_hf("eval", folder, "--tasks", tasks[0], "--limit", "3")
+    assert run.returncode == 0, run.stderr
+    assert "not written" in run.stdout
+    assert "pass --write" in run.stdout
+    assert not (folder / "eval_results.json").exists()
+    assert (folder / "README.md").read_text() == before
+    run = coram_hf("eval", folder, "--tasks", tasks[0], "--limit", "3", "--write")
+    assert "written to" in run.stdout
+    assert json.loads((folder / "eval_results.json").read_text())["results"][0]["questions"] == 3
+    again = coram_hf("eval", folder, "--tasks", tasks[1], "--no-write")
+    assert again.returncode == 0
+    assert [task for task, _ in on_card(folder)] == [tasks[0].stem]
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 3), (3, 3), (1, 4), (50, 100)])
+def test_small_samples_have_an_interval(right, count):
+    share = right / count
+    found = Result("t", "exact_match (strict)", share, (share * (1 - share) / count) ** 0.5, count, "light")
+    expected = binomtest(right, count).proportion_ci(method="wilson")
+    assert found.interval == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert found.interval[0] < found.interval[1]
+
+
+def test_other_metrics_have_intervals_of_their_standard_error():
+    assert Result("t", "perplexity", 12.0, 1.0, 9, "lm-eval").interval == pytest.approx(
+        (10.04, 13.96), abs=1e-3
+    )
+    assert Result("t", "perplexity", 12.0, None, 9, "lm-eval").interval is None
+
+
 def test_the_same_task_again_replaces_its_result(folder, tasks):
     evaluate_folder(folder, tasks)
-    evaluate_folder(folder, tasks[:1], limit=5)
+    evaluate_folder(folder, tasks[:1], limit=5, write=True)
     numbers = json.loads((folder / "eval_results.json").read_text())
     assert {found["task"]: found["questions"] for found in numbers["results"]} == {"code": 24, "math": 5}
     assert len(on_card(folder)) == 2

@@ -16,6 +16,7 @@ from helpers.command import coram_hf
 from helpers.models import fine_tuned, snapshot, tiny_llama, tiny_tokenizer
 from helpers.paths import TESTS
 from helpers.suites import LAMBDAS, LINES, accuracy, assembled, make_suite, sources, sweep, task_files
+from scipy.stats import binomtest
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, run_sweep
@@ -318,6 +319,36 @@ def test_one_model_at_a_time(suite, monkeypatch):
     monkeypatch.setattr(LightScorer, "__call__", scored)
     sweep(suite, lambdas=[1.0, 2.0])
     assert others == [0] * (2 * 2 * 3 + 2 * 2)
+
+
+def test_a_tie_with_the_rule_is_no_optimum_at_the_end():
+    """Only a lambda that is better than all others, and outermost, asks for a wider range."""
+
+    def line(averages, rule):
+        points = tuple(
+            Point(lam, {"t": Result("t", "accuracy", value, 0.0, 4, "light")})
+            for lam, value in averages.items()
+        )
+        return Line(CoramConfig(), {"lam": rule}, points, {})
+
+    assert not line({1.0: 0.5, 1.2: 0.5, 1.6: 0.5}, 1.6).at_edge
+    assert not line({1.0: 0.25, 1.2: 0.5, 1.6: 0.5}, 1.6).at_edge
+    assert not line({1.0: 0.5, 1.6: 0.5}, 1.0).at_edge
+    assert line({1.0: 0.25, 1.2: 0.5, 1.6: 0.75}, 1.2).at_edge
+    assert not line({1.6: 0.5}, 1.6).at_edge
+
+
+def test_an_average_of_perfect_scores_is_still_uncertain():
+    perfect = {name: Result(name, "accuracy", 1.0, 0.0, 4, "light") for name in ("a", "b")}
+    low, high = proportion_interval(4, 4)
+    assert Point(1.0, perfect).uncertainty == pytest.approx((2 * ((high - low) / 2) ** 2) ** 0.5 / 2)
+    unknown = {"a": Result("a", "f1", 1.0, None, 4, "lm-eval")}
+    assert Point(1.0, unknown).uncertainty is None
+
+
+def proportion_interval(right, count):
+    found = binomtest(right, count).proportion_ci(method="wilson")
+    return found.low, found.high
 
 
 def test_of_equal_optima_the_nearest_to_the_rule():

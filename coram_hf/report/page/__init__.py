@@ -19,6 +19,7 @@ from coram_hf.report.diagnostics.sections.branches import SUBSETS
 from coram_hf.report.page import shapes
 from coram_hf.report.tables import Table
 from coram_hf.report.text import readable, show
+from coram_hf.report.verdict import verdict
 
 FOLDER = Path(__file__).parent
 SECTIONS = {
@@ -35,6 +36,13 @@ SECTIONS = {
     "matrices": "Matrices",
 }
 """The sections of the page, by their ids in the template."""
+DETAILS = {
+    "branches": "For method developers: open it to see which part of the geometry the update comes from.",
+    "audit": "For method developers: open it if the merged model is broken and you suspect the numerics.",
+    "ownership": "Open it to see whether one expert dominates, or whether two are nearly the same.",
+    "matrices": "Open it to look up a single matrix.",
+}
+"""Sections that are closed at first, and when to open them."""
 INSIDE = {"threshold": "dispersion"}
 """Diagnostics that are shown in the section of another one."""
 
@@ -64,6 +72,8 @@ def render_page(numbers: Mapping[str, Any]) -> str:
             sheets={name: section.tables(numbers) for name, section in DIAGNOSTICS.items()},
             others=others,
             tiles=_tiles(numbers),
+            verdict=verdict(numbers["dispersion"]),
+            details=DETAILS,
             style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
             script=Markup(script),
             script_hash=Markup(f"sha256-{digest}"),
@@ -74,22 +84,29 @@ def render_page(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(numbers: Mapping[str, Any]) -> list[tuple[Any, str]]:
-    dispersion, contraction, audit = numbers["dispersion"], numbers["contraction"], numbers["audit"]
-    worst = max((at["max"] for at in audit["condition"].values() if at["max"] is not None), default=None)
+def _tiles(numbers: Mapping[str, Any]) -> list[tuple[Any, str, str]]:
+    """The numbers to decide by, each with its name and what it says."""
+    dispersion, contraction = numbers["dispersion"], numbers["contraction"]
+    threshold = f"{dispersion['threshold']:g}"
     return [
-        (dispersion["D"], "dispersion D"),
-        (dispersion["kappa"], "kappa"),
-        (dispersion["lam"], "lambda"),
-        (contraction["c_rms"], f"c_RMS, beside sqrt(N) = {contraction['sqrt_n']:.3g}"),
+        (dispersion["D"], "dispersion D", f"largest over smallest update; uneven from {threshold} on"),
+        (dispersion["lam"], "lambda", "by how much the merged update is enlarged"),
+        (dispersion["kappa"], "kappa", "lambda without the part that makes up for averaging"),
         (
-            numbers["branches"][numbers["models"]["branch"]]["cosine"],
-            "cosine of the merge with the sum of updates",
+            contraction["c_rms"],
+            "c_RMS",
+            f"how much averaging shrinks the update; about {_root(numbers)} is usual",
         ),
-        (numbers["cancellation"]["ratio"], "cancellation of Q and V"),
-        (numbers["conflict"]["rate"], "share of conflicting columns"),
-        (worst, "largest condition number"),
+        (
+            numbers["conflict"]["rate"],
+            "conflict",
+            "share of columns on which an expert works against the others",
+        ),
     ]
+
+
+def _root(numbers: Mapping[str, Any]) -> str:
+    return f"sqrt(N) = {numbers['contraction']['sqrt_n']:.3g}"
 
 
 def _figures(numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""How much a command says: `-q`, `-v`, the levels of messages, and what other libraries print."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import typer
+
+OURS = "coram_hf"
+QUIET_LIBRARIES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY")
+"""Environment variables that libraries of Hugging Face read when they are imported."""
+NO_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
+"""One that turns off the bars of transformers and of downloads, which would flood a pipe."""
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also print details, and what other libraries say.")
+]
+
+
+class Volume(NamedTuple):
+    """Whether a run is quiet or verbose; what the options before and after the command say counts."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+NORMAL = Volume()
+VOLUME: ContextVar[Volume] = ContextVar("volume", default=NORMAL)
+
+
+class Voice(logging.Handler):
+    """Prints messages on stderr as `coram-hf: warning: ...`, each of them once."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message, unless it has been printed before."""
+        message = " ".join(self.format(record).split())
+        if message not in self._said:
+            self._said.add(message)
+            print(f"coram-hf: {record.levelname.lower()}: {message}", file=sys.stderr)
+
+
+class OnlyErrors(logging.Handler):
+    """Prints the errors of other libraries, and nothing else that they log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print an error that is not ours."""
+        if record.levelno >= logging.ERROR and record.name.partition(".")[0] != OURS:
+            print(f"{record.name}: {self.format(record)}", file=sys.stderr)
+
+
+@contextmanager
+def speaking(volume: Volume) -> Iterator[None]:
+    """While a command runs, print its messages, and keep other libraries quiet unless it is verbose."""
+    ours, level = logging.getLogger(OURS), logging.DEBUG if volume.verbose else logging.INFO
+    handlers: dict[logging.Logger, logging.Handler] = {ours: Voice(logging.ERROR if volume.quiet else level)}
+    if not volume.verbose:
+        handlers[logging.getLogger()] = OnlyErrors()
+    before, environment = ours.level, {name: os.environ.get(name) for name in (*QUIET_LIBRARIES, NO_BARS)}
+    ours.setLevel(level)
+    for logger, handler in handlers.items():
+        logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            if not volume.verbose:
+                warnings.simplefilter("ignore")
+                for name in QUIET_LIBRARIES:
+                    os.environ.setdefault(name, "error")
+            if volume.quiet or not sys.stderr.isatty():
+                os.environ.setdefault(NO_BARS, "1")
+            yield
+    finally:
+        ours.setLevel(before)
+        for logger, handler in handlers.items():
+            logger.removeHandler(handler)
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def audible(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with `-q` and `-v`, which may also stand before its name."""
+
+    @functools.wraps(command)
+    def wrapped(*, quiet: bool, verbose: bool, **options: Any) -> None:
+        before = VOLUME.get()
+        chosen = Volume(quiet or before.quiet, verbose or before.verbose)
+        VOLUME.set(chosen)
+        with speaking(chosen):
+            try:
+                command(**options)
+            except Exception:
+                if chosen.verbose:
+                    traceback.print_exc()
+                raise
+
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name])
+        for p in inspect.signature(command).parameters.values()
+    ]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+    signature = inspect.Signature([*own, *more])
+    wrapped.__signature__ = signature  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return wrapped
