@@ -202,7 +202,7 @@ class MergeResult(Shown):
         else:
             self.model.save_pretrained(folder, **options)
             save_companions(self._inputs, folder)
-        publish_report(self.report, folder, card_data)
+        publish_report(self.report, folder, self._inputs.places(), card_data)
 
     def push_to_hub(
         self,

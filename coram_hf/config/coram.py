@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
-from coram_hf.config.declared import Checked, Declared, Range, check_names, check_number, declared
+from coram_hf.config.declared import Checked, Declared, Range, check_names, declared
 from coram_hf.config.factors import Factors, check_count, check_factors
 from coram_hf.config.line import (
     DEFAULT_HEIGHT,
@@ -21,6 +20,8 @@ from coram_hf.config.line import (
     read_line,
     write_line,
 )
+from coram_hf.config.settings import Place
+from coram_hf.config.weights import Weighing, Weights, normalized_weights, weigh
 from coram_hf.errors import CoramError
 
 if TYPE_CHECKING:
@@ -29,21 +30,6 @@ if TYPE_CHECKING:
 Scale = Literal["sqrt_n", "c_rms", "neutral"]
 Balance = Literal["damp", "root", "equal", "auto"]
 ComputeDtype = Literal["float64", "float32"]
-
-
-def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
-    """Return expert weights as floats; raise unless they are finite, non-negative and not all zero."""
-    if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
-        raise CoramError(f"weights must be a list of numbers in expert order, found {weights!r}")
-    given = tuple(weights)
-    for weight in given:
-        check_number("weights", weight)
-        if weight < 0:
-            raise CoramError(f"weights must not be negative, found {weight!r}")
-    numbers = tuple(float(weight) for weight in given)
-    if not math.fsum(numbers) > 0:
-        raise CoramError(f"weights must not all be zero, found {numbers!r}")
-    return numbers
 
 
 def check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
@@ -60,11 +46,6 @@ def check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
     return targets
 
 
-Weights = Annotated[
-    tuple[float, ...] | None,
-    Checked(check_weights),
-    "One non-negative number per expert, normalised to sum 1; uniform by default.",
-]
 BalanceOption = Annotated[
     Balance | None,
     "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
@@ -128,7 +109,7 @@ class Shared(Options):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = as_plain(asdict(self))
         return plain
 
 
@@ -208,7 +189,7 @@ class CoramConfig(Options):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values, the inverse of `from_dict`."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = as_plain(asdict(self))
         return plain
 
     @classmethod
@@ -241,6 +222,14 @@ class CoramConfig(Options):
         """w_i for N experts, summing to 1."""
         return normalized_weights(self.weights, n_experts)
 
+    def weighing(self, n_experts: int, place: Place | None = None) -> Weighing:
+        """The weights of N experts for the tensor at a place, and their signs."""
+        return weigh(self.weights, n_experts, place)
+
+    def at(self, place: Place, n_experts: int) -> CoramConfig:
+        """This configuration with the weights of one tensor, as plain numbers without signs."""
+        return self if self.weights is None else replace(self, weights=self.weighing(n_experts, place).shares)
+
     def expert_factors(self, n_experts: int) -> Factors | None:
         """The factors, if any; raises unless there are some for every expert."""
         if self.factors is not None:
@@ -270,22 +259,11 @@ class Report(Protocol):
     def config(self) -> dict[str, Any]: ...
 
 
-def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple[float, ...]:
-    """w_i summing to 1, uniform for None; raises unless there is one weight per expert."""
-    if weights is None:
-        return (1 / n_experts,) * n_experts
-    numbers = check_weights(weights)
-    if len(numbers) != n_experts:
-        raise CoramError(f"weights: found {len(numbers)} for {n_experts} experts; pass one weight per expert")
-    total = math.fsum(numbers)
-    return tuple(w / total for w in numbers)
-
-
-def _plain(values: Any) -> Any:
+def as_plain(values: Any) -> Any:
     """JSON values: dictionaries, and lists in place of tuples."""
     if isinstance(values, dict):
-        return {key: _plain(value) for key, value in values.items()}
-    return [_plain(value) for value in values] if isinstance(values, tuple) else values
+        return {key: as_plain(value) for key, value in values.items()}
+    return [as_plain(value) for value in values] if isinstance(values, tuple) else values
 
 
 def describe(cls: type) -> None:

@@ -20,7 +20,7 @@ def load_code(report: MergeReport) -> str:
     """Python that loads the merged model, or the base with the merged adapter."""
     name = report.model_class or "AutoModel"
     if report.adapter:
-        source, _, commit = _sources(report)[0].partition("@")
+        source, _, commit = sources_of(report)[0].partition("@")
         base = f"{source!r}, revision={commit!r}" if commit else repr(source)
         return "\n".join(
             [
@@ -36,9 +36,9 @@ def load_code(report: MergeReport) -> str:
 
 def python_code(report: MergeReport) -> str:
     """Python that repeats the merge."""
-    base, experts = _sources(report)
+    base, experts = sources_of(report)
     lines = [f"    {name!r}: {source!r}," for name, source in experts.items()]
-    options = "".join(f", {key}={value!r}" for key, value in _options(report).items())
+    options = "".join(f", {key}={value!r}" for key, value in options_of_merge(report).items())
     entry = entry_of(report)
     if report.adapter:
         given = {k: v for k, v in report.config.items() if v is not None and v != _default(entry, k)}
@@ -53,10 +53,10 @@ def python_code(report: MergeReport) -> str:
 
 def command_line(report: MergeReport) -> str:
     """The command that repeats the merge."""
-    base, experts = _sources(report)
+    base, experts = sources_of(report)
     words = ["coram-hf", "merge", base, *(_named(name, source) for name, source in experts.items())]
     words += entry_of(report).words(report.line, report.config)
-    for key, value in _options(report).items():
+    for key, value in options_of_merge(report).items():
         words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     if not report.adapter:
         return shlex.join([*words, "-o", "merged"])
@@ -93,7 +93,7 @@ def _named(name: str, source: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_. -]+', '_', name).strip('- ') or 'expert'}={source}"
 
 
-def _sources(report: MergeReport) -> tuple[str, dict[str, str]]:
+def sources_of(report: MergeReport) -> tuple[str, dict[str, str]]:
     """The base and the experts as sources, at the merged commit where there is one."""
     found = {name: _source(name, values) for name, values in report.sources.items()}
     return found.get("", "base"), {name: found.get(name, name) for name in report.relative_updates}
@@ -108,5 +108,6 @@ def _source(name: str, values: dict[str, Any]) -> str:
     return f"path/to/{source.rstrip('/').rpartition('/')[2]}"
 
 
-def _options(report: MergeReport) -> dict[str, Any]:
+def options_of_merge(report: MergeReport) -> dict[str, Any]:
+    """The options of a merge that are not those of its method."""
     return {**({"dtype": report.dtype} if report.dtype else {}), **report.options}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,10 @@ from coram_hf.hub.text import fenced, inline, number
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.adapter import worst_matrices
-from coram_hf.report.calibration import Calibration
-from coram_hf.report.eval_results import EVAL_NAME, EvalResults
-from coram_hf.report.figures import FIGURE, draw_calibration, draw_updates
+from coram_hf.report.eval_results import EvalResults
+from coram_hf.report.figures import FIGURE
 from coram_hf.report.kinds import kind_table
-from coram_hf.report.merge_report import DECORRELATION, file_hashes
+from coram_hf.report.merge_report import DECORRELATION
 from coram_hf.report.tables import markdown as table
 
 CARD = "README.md"
@@ -70,24 +67,6 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
         )
     )
     return ModelCard(content)
-
-
-def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
-    """Write report, figure and card beside the weights of a merge; the report gets the weights' hashes."""
-    with ThreadPoolExecutor(1) as pool:
-        hashes = pool.submit(file_hashes, folder, keep_cached=False)
-        draw_updates(report, folder)
-        if report.calibration:
-            draw_calibration(Calibration.from_dict(report.calibration), folder)
-        complete = replace(report, files=hashes.result())
-    edited = edited_card(folder / CARD, folder)
-    if EvalResults.load(folder, complete.files) is None:
-        (folder / EVAL_NAME).unlink(missing_ok=True)
-    complete.save(folder)
-    if edited:
-        renew_card(edited, complete, folder)
-    else:
-        write_card(complete, folder, card_data)
 
 
 def write_card(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:

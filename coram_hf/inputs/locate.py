@@ -46,6 +46,14 @@ def parse_source(text: str) -> Source:
     return Source(name or label, match["repo"], match["folder"], match["revision"])
 
 
+def split_adapter(text: str) -> tuple[str, str | None]:
+    """The parts of `model+adapter`, as mergekit writes it; a folder with a + in its name is one part."""
+    model, mark, adapter = text.partition("+")
+    if not mark or Path(text.partition("=")[2] or text).expanduser().is_dir():
+        return text, None
+    return model, adapter
+
+
 class Located(NamedTuple):
     """A local folder, where it comes from, and its commit on the Hub."""
 

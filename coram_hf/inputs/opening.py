@@ -18,7 +18,7 @@ from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
 from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.locate import Located, fetch, parse_source
+from coram_hf.inputs.locate import Located, Source, fetch, parse_source, split_adapter
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
@@ -137,8 +137,12 @@ def _open_expert(
         raise CoramError(f"an expert's name must be a non-empty string, found {given!r}")
     label = given
     if isinstance(expert, str | Path):
-        source = parse_source(str(expert))
+        model, adapter = split_adapter(str(expert))
+        source = parse_source(model)
         label = label or source.name
+        if adapter is not None:
+            yield label, _open_adapted(f"expert {label!r}", source, adapter, open_folder, allow_pickle)
+            return
         found = fetch(source)
         open_this = open_folder
         if is_adapter(found.folder):
@@ -160,6 +164,22 @@ def _open_expert(
         )
     name = label or _name_by_origin(base.model, expert, position)
     yield name, Weights(dequantized(f"expert {name!r}", expert))
+
+
+def _open_adapted(
+    who: str, source: Source, adapter: str, open_folder: OpenFolder, allow_pickle: bool
+) -> Weights:
+    """A checkpoint with an adapter added to it, `model+adapter`, as one expert."""
+    found, added = fetch(source), fetch(parse_source(adapter))
+    if not is_adapter(added.folder):
+        raise CoramError(
+            f"{who}: {adapter!r} is not an adapter; a source `model+adapter` adds one to a model"
+        )
+    model = open_folder(who, found.folder)
+    weights = open_adapter(model, who, added.folder, allow_pickle=allow_pickle)
+    weights.files = [*model.files, *weights.files]
+    weights.adapter, weights.factors, weights.kind = None, None, f"full+{weights.kind}"
+    return _located(weights, Located(found.folder, f"{found.location}+{added.location}"))
 
 
 def _located(weights: Weights, found: Located) -> Weights:

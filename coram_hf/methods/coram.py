@@ -14,7 +14,7 @@ from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.baseline import euclidean_blocks
 from coram_hf.methods.decorrelated import decorrelated_blocks, memory_of
-from coram_hf.methods.entry import Choice
+from coram_hf.methods.entry import Choice, MergekitBase
 from coram_hf.methods.protocol import Block, How, Work
 from coram_hf.methods.residual import BY_ROWS, merge_residual
 from coram_hf.methods.updates import Updates
@@ -45,13 +45,15 @@ class Coram:
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
         """Apply the geometry to targets, and the residual merge to other parameters."""
-        config, residual = self.configuration, self.configuration.residual
-        weights = config.expert_weights(len(inputs.experts))
-        given = config.expert_factors(len(inputs.experts))
+        whole, residual, n_experts = self.configuration, self.configuration.residual, len(inputs.experts)
+        given = whole.expert_factors(n_experts)
         balance = tuple(factors)
 
         def work(parameter: Parameter) -> Iterator[Block]:
-            factors = balance if given is None else inputs.factors(given, parameter.name)
+            place = inputs.place(parameter.name)
+            config, weighing = whole.at(place, n_experts), whole.weighing(n_experts, place)
+            own = balance if given is None else inputs.factors(given, parameter.name)
+            factors = weighing.signed(own)
             if parameter.target is not None and config.decorrelate is not None:
                 yield from decorrelated_blocks(parameter, inputs, config, factors, measured=measure)
             elif parameter.target is not None:
@@ -61,7 +63,7 @@ class Coram:
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
-                make = partial(Updates, weights=weights, factors=factors)
+                make = partial(Updates.weighed, weighing=weighing, factors=own)
                 merge = partial(merge_residual, residual=residual)
                 yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
 
@@ -76,7 +78,7 @@ class CoramEntry:
     formula = "W = W_0 + lambda (U_0 Qbar S_0 (I + dSbar) Vbar^T - W_0), slice by slice"
     presets: Mapping[str, dict[str, Any]] = {}
     mergebench: Mapping[str, dict[str, Any]] = {}
-    baseless = False
+    mergekit_base: MergekitBase = "required"
 
     @property
     def options(self) -> dict[str, Declared]:
@@ -103,7 +105,7 @@ class CoramEntry:
 
     def from_mergekit(self, shared: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return our own parameters unchanged, with mergekit's weight of every model."""
-        parameters = dict(shared)
+        parameters = {key: value for key, value in shared.items() if key != "base_model"}
         if any(own):
             for values in own:
                 check_names(values, ("weight",), "parameter of a model")
@@ -118,6 +120,10 @@ class CoramEntry:
             f"config = CoramConfig.from_line({line!r}{given})",
             f"CoramMerger({sources}, config{options}).merge_to('merged')",
         ]
+
+    def recipe(self, line: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a recipe that repeats a merge."""
+        return {"line": line, **_not_stated(config)}
 
     def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
         """Command-line arguments that repeat a merge."""
@@ -139,7 +145,7 @@ def choose_coram(config: CoramConfig) -> Choice:
     return Choice(
         label=config.line,
         make=lambda inputs: Coram(config),
-        strength=partial(Strength.of, config),
+        strength=lambda inputs: Strength.of(config, len(inputs.experts), map(inputs.place, inputs.targets)),
         target_modules=config.target_modules,
         compute_dtype=config.compute_dtype,
         carrying=() if config.residual else config.residual_lines,
