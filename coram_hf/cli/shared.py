@@ -47,7 +47,7 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
     return (TEXT_KINDS.get(option.name) or option.kind) | None, info
 
 
-TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": list[str]}
+TEXT_KINDS: dict[str, Any] = {"weights": str, "factors": str, "target_modules": list[str], "keep": list[str]}
 """How options that take several values are written: numbers separated by commas, names one by one."""
 
 CONFIG = {
@@ -142,9 +142,10 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
     named = ["line", *CONFIG]
     parameters = {key: given[key] for key in named if given[key] is not None and given[key] != []}
     if "weights" in parameters:
-        parameters["weights"] = [_number("--weights", text) for text in parameters["weights"].split(",")]
-    if len(parameters.get("target_modules", ())) == 1:
-        parameters["target_modules"] = parameters["target_modules"][0]
+        parameters["weights"] = _weights(parameters["weights"])
+    for name in ("target_modules", "keep"):
+        if len(parameters.get(name, ())) == 1:
+            parameters[name] = parameters[name][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
     options = {key: given[key] for key in OPTIONS if given[key]}
     calibration = {key: given[key] for key in CALIBRATION if given.get(key)}
@@ -198,6 +199,18 @@ def _parameter(text: str) -> tuple[str, Any]:
         return name, yaml.safe_load(value)
     except yaml.YAMLError:
         raise CoramError(f"--parameter: the value of {text!r} cannot be read as YAML") from None
+
+
+def _weights(text: str) -> list[Any]:
+    """Numbers separated by commas, or YAML where some of them differ by layer or module."""
+    if "[" not in text and "{" not in text:
+        return [_number("--weights", part) for part in text.split(",")]
+    import yaml
+
+    try:
+        return list(yaml.safe_load(f"[{text}]"))
+    except yaml.YAMLError:
+        raise CoramError(f"--weights: {text!r} cannot be read as YAML") from None
 
 
 def _number(option: str, text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
 
 from coram_hf.config.declared import Checked, Declared, Range, check_names, declared
@@ -32,17 +33,17 @@ Balance = Literal["damp", "root", "equal", "auto"]
 ComputeDtype = Literal["float64", "float32"]
 
 
-def check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
+def check_modules(option: str, targets: str | Sequence[str]) -> str | tuple[str, ...]:
     """Return a regular expression, or name suffixes as a tuple; raise for anything else."""
     patterns = (targets,) if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
     if not patterns or not all(isinstance(p, str) and p for p in patterns):
-        raise CoramError(f"target_modules must be a regex or a list of names, found {targets!r}")
+        raise CoramError(f"{option} must be a regex or a list of names, found {targets!r}")
     if not isinstance(targets, str):
         return patterns
     try:
         re.compile(targets)
     except re.error as error:
-        raise CoramError(f"target_modules: {targets!r} is not a regular expression: {error}") from None
+        raise CoramError(f"{option}: {targets!r} is not a regular expression: {error}") from None
     return targets
 
 
@@ -60,9 +61,14 @@ FactorsOption = Annotated[
 ]
 TargetModules = Annotated[
     str | tuple[str, ...] | None,
-    Checked(check_targets),
+    Checked(partial(check_modules, "target_modules")),
     "Modules to merge geometrically: a regular expression, name suffixes, or all-linear; by default the "
     "attention and MLP projections.",
+]
+Keep = Annotated[
+    str | tuple[str, ...] | None,
+    Checked(partial(check_modules, "keep")),
+    "Modules to leave at the base, with all that is in them: a regular expression, or name suffixes.",
 ]
 
 
@@ -106,6 +112,7 @@ class Shared(Options):
     balance: BalanceOption = None
     target_modules: TargetModules = None
     amplitude: AmplitudeOption = None
+    keep: Keep = None
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values."""
@@ -160,6 +167,7 @@ class CoramConfig(Options):
     balance: BalanceOption = None
     factors: FactorsOption = None
     target_modules: TargetModules = None
+    keep: Keep = None
     compute_dtype: Annotated[ComputeDtype, "Precision of the geometry."] = "float64"
 
     def __post_init__(self) -> None:
@@ -216,7 +224,7 @@ class CoramConfig(Options):
     @property
     def shared(self) -> Shared:
         """The options shared with other methods."""
-        return Shared(self.weights, self.balance, self.target_modules)
+        return Shared(self.weights, self.balance, self.target_modules, keep=self.keep)
 
     def expert_weights(self, n_experts: int) -> tuple[float, ...]:
         """w_i for N experts, summing to 1."""

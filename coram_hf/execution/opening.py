@@ -10,6 +10,7 @@ from coram_hf.execution.processes import Processes
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
 from coram_hf.inputs.options import MergeOptions, check_options
+from coram_hf.inputs.targets import Modules
 from coram_hf.methods.entry import Choice
 
 
@@ -17,15 +18,22 @@ def open_here(
     base: ModelSource,
     experts: ModelSources,
     options: MergeOptions,
-    target_modules: str | tuple[str, ...] | None = None,
+    target_modules: Modules = None,
     *,
+    keep: Modules = None,
     need_targets: bool = True,
 ) -> Inputs:
     """Open base and experts, with the options of device and placement resolved for this process."""
     check_options(options)
     device = compute_device(options.get("device"), Processes.find().local_rank)
     inputs = open_inputs(
-        base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
+        base,
+        experts,
+        options,
+        target_modules=target_modules,
+        keep=keep,
+        need_targets=need_targets,
+        device=device,
     )
     return with_placement(inputs, options)
 
@@ -35,5 +43,7 @@ def open_timed(
 ) -> tuple[Inputs, float]:
     """The inputs of a merge by a chosen method, and how many seconds it took to open them."""
     started = time.perf_counter()
-    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+    inputs = open_here(
+        base, experts, options, choice.target_modules, keep=choice.keep, need_targets=choice.need_targets
+    )
     return inputs, time.perf_counter() - started

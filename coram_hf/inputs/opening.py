@@ -22,7 +22,7 @@ from coram_hf.inputs.locate import Located, Source, fetch, parse_source, split_a
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
-from coram_hf.inputs.targets import with_targets
+from coram_hf.inputs.targets import Modules, with_targets
 from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
 from coram_hf.inputs.weights import Weights
 
@@ -40,7 +40,8 @@ def open_inputs(
     experts: ModelSources,
     options: MergeOptions,
     *,
-    target_modules: str | tuple[str, ...] | None = None,
+    target_modules: Modules = None,
+    keep: Modules = None,
     need_targets: bool = True,
     device: torch.device | None = None,
 ) -> Inputs:
@@ -107,7 +108,7 @@ def open_inputs(
         trust_remote_code=trust_remote_code,
         told=told,
     )
-    return with_targets(inputs, target_modules, required=need_targets)
+    return with_targets(inputs, target_modules, required=need_targets, keep=keep)
 
 
 def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:

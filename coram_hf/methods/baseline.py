@@ -117,6 +117,7 @@ class Baseline:
             make=lambda inputs: Euclidean(self, own, shared),
             strength=lambda inputs: self._strength(shared, inputs),
             target_modules=shared.target_modules,
+            keep=shared.keep,
             need_targets=False,
         )
 
@@ -151,11 +152,11 @@ def command_words(name: str, config: Mapping[str, Any]) -> list[str]:
     words = ["--method", name]
     for key, value in config.items():
         if value is not None:
-            words += ["--parameter", f"{key}={_yaml(value)}"]
+            words += ["--parameter", f"{key}={yaml_text(value)}"]
     return words
 
 
-def _yaml(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """Format a value as YAML, whose floats need a decimal point."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_nested(part)}" for key, part in value.items()) + "}"
@@ -166,7 +167,7 @@ def _yaml(value: Any) -> str:
 
 
 def _nested(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else _yaml(value)
+    return json.dumps(value) if isinstance(value, str) else yaml_text(value)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from coram_hf.config import CoramConfig, Declared, check_names, options_of, writ
 from coram_hf.errors import CoramError
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
-from coram_hf.methods.baseline import euclidean_blocks
+from coram_hf.methods.baseline import euclidean_blocks, yaml_text
 from coram_hf.methods.decorrelated import decorrelated_blocks, memory_of
 from coram_hf.methods.entry import Choice, MergekitBase
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.protocol import Block, How, Work
 from coram_hf.methods.residual import BY_ROWS, merge_residual
 from coram_hf.methods.updates import Updates
@@ -54,7 +55,11 @@ class Coram:
             config, weighing = whole.at(place, n_experts), whole.weighing(n_experts, place)
             own = balance if given is None else inputs.factors(given, parameter.name)
             factors = weighing.signed(own)
-            if parameter.target is not None and config.decorrelate is not None:
+            make = partial(Updates.weighed, weighing=weighing, factors=own)
+            if not any(weighing.signs):
+                counted = parameter.target is not None
+                yield from euclidean_blocks(parameter, make, weighted_mean, by_rows=True, counted=counted)
+            elif parameter.target is not None and config.decorrelate is not None:
                 yield from decorrelated_blocks(parameter, inputs, config, factors, measured=measure)
             elif parameter.target is not None:
                 for i, (_, base, experts) in enumerate(parameter.matrices()):
@@ -63,7 +68,6 @@ class Coram:
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
-                make = partial(Updates.weighed, weighing=weighing, factors=own)
                 merge = partial(merge_residual, residual=residual)
                 yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
 
@@ -130,9 +134,9 @@ class CoramEntry:
         words = ["--line", line]
         for key, value in _not_stated(config).items():
             option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
-            several = key == "target_modules" and not isinstance(value, str)
-            for one in [*value, *value[:1]] if several else [value]:
-                words += [option, write_factors(one) if isinstance(one, list | tuple) else str(one)]
+            several = key in ("target_modules", "keep") and not isinstance(value, str)
+            for one in (value if len(value) > 1 else [*value] * 2) if several else [value]:
+                words += [option, _written(key, one)]
         return words
 
 
@@ -147,10 +151,18 @@ def choose_coram(config: CoramConfig) -> Choice:
         make=lambda inputs: Coram(config),
         strength=lambda inputs: Strength.of(config, len(inputs.experts), map(inputs.place, inputs.targets)),
         target_modules=config.target_modules,
+        keep=config.keep,
         compute_dtype=config.compute_dtype,
         carrying=() if config.residual else config.residual_lines,
         config=config,
     )
+
+
+def _written(key: str, value: Any) -> str:
+    """The value of an option as the command line reads it."""
+    if key == "weights":
+        return ", ".join(map(yaml_text, value))
+    return write_factors(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _not_stated(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Choice:
     make: Callable[[Inputs], Method]
     strength: Callable[[Inputs], Strength]
     target_modules: str | tuple[str, ...] | None = None
+    keep: str | tuple[str, ...] | None = None
     need_targets: bool = True
     compute_dtype: str = "float64"
     carrying: tuple[str, ...] = ()
