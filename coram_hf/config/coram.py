@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, get_args, get_type_hints
 
 from coram_hf.config.declared import Checked, Declared, Range, check_names, declared
 from coram_hf.config.factors import Factors, check_count, check_factors
@@ -21,6 +21,7 @@ from coram_hf.config.line import (
     read_line,
     write_line,
 )
+from coram_hf.config.saved import Saved
 from coram_hf.config.settings import Place
 from coram_hf.config.weights import Weighing, Weights, normalized_weights, weigh
 from coram_hf.errors import CoramError
@@ -121,7 +122,7 @@ class Shared(Options):
 
 
 @dataclass(frozen=True)
-class CoramConfig(Options):
+class CoramConfig(Options, Saved):
     """Every option of a CORAM merge; the defaults are the paper's plain `full` line with its kappa rule."""
 
     slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT
@@ -183,7 +184,7 @@ class CoramConfig(Options):
         return cls.from_dict({**RECOMMENDED, **options})
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CoramConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """A config from named values; the error for an unknown name suggests the closest valid one."""
         check_names(values, list(options_of(cls)), "CoramConfig option")
         return cls(**values)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 from coram_hf.amplitude import effective_kappa
+from coram_hf.config.saved import REPORT_FILE
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
 from coram_hf.report.calibration import Calibration
@@ -28,7 +29,7 @@ NOTABLE_ROUNDING = 0.25
 
 logger = logging.getLogger("coram_hf")
 
-REPORT_NAME = "coram_report.json"
+REPORT_NAME = REPORT_FILE
 MEASURED = (
     "relative_updates",
     "balance_factors",
