@@ -52,11 +52,15 @@ def _tokenizer(content: Mapping[str, Any], base: str, experts: Mapping[str, str]
 
 
 def _chat_template(given: Any) -> dict[str, Any]:
-    """`auto`, the name of a template that mergekit brings, a template, or our own base, expert or file."""
+    """`auto`, the name of a template that mergekit brings, or our own base, expert or file."""
     if given is None:
         return {}
     if not isinstance(given, str):
         raise CoramError(f"chat_template must be text, found {given!r}")
+    if "{" in given:
+        raise CoramError(
+            "chat_template: a template inside the recipe is not supported; save it in a file and name that"
+        )
     return _offered("chat_template", _template_file(given) or given, "chat_template")
 
 

@@ -27,4 +27,4 @@ def arcee_fusion(updates: Updates) -> Tensor:
     return updates.shaped(torch.where(importance >= middle + 1.5 * (high - low), tau, 0.0))
 
 
-ARCEE_FUSION = Baseline(arcee_fusion, from_mergekit=arcee_fusion_parameters, most=1)
+ARCEE_FUSION = Baseline(arcee_fusion, from_mergekit=arcee_fusion_parameters, most=1, usual=False)

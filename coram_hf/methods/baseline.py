@@ -45,6 +45,7 @@ class Baseline:
     mergebench: presets with the coefficients that MergeBench uses.
     from_mergekit: converts mergekit's parameters for this method; mergekit_base: the part of a base there.
     fewest, most: the smallest and largest number of experts.
+    usual: whether comparisons include it unless others are named.
     """
 
     update: Callable[..., Tensor]
@@ -56,6 +57,7 @@ class Baseline:
     mergekit_base: MergekitBase = "required"
     fewest: int = 1
     most: int | None = None
+    usual: bool = True
 
     @property
     def name(self) -> str:

@@ -48,4 +48,4 @@ def breadcrumbs(
     return merge_pruned(updates, prune, consensus=consensus, normalize=normalize, scale=scale)
 
 
-BREADCRUMBS = Baseline(breadcrumbs, from_mergekit=breadcrumbs_parameters)
+BREADCRUMBS = Baseline(breadcrumbs, from_mergekit=breadcrumbs_parameters, usual=False)

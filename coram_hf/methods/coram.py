@@ -83,6 +83,7 @@ class CoramEntry:
     presets: Mapping[str, dict[str, Any]] = {}
     mergebench: Mapping[str, dict[str, Any]] = {}
     mergekit_base: MergekitBase = "required"
+    usual = False
 
     @property
     def options(self) -> dict[str, Declared]:

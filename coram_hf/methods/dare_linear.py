@@ -40,4 +40,4 @@ def dare_linear(
     return merge_pruned(updates, prune, consensus=False, normalize=normalize, scale=scale)
 
 
-DARE_LINEAR = Baseline(dare_linear, from_mergekit=dare_parameters)
+DARE_LINEAR = Baseline(dare_linear, from_mergekit=dare_parameters, usual=False)

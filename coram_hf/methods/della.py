@@ -73,4 +73,4 @@ def keep_probability(tau: Tensor, density: float, epsilon: float) -> Tensor:
     return ranks.mul_(2 * epsilon / longest).add_(density - epsilon)
 
 
-DELLA = Baseline(della, from_mergekit=della_parameters)
+DELLA = Baseline(della, from_mergekit=della_parameters, usual=False)

@@ -25,4 +25,4 @@ def della_linear(
     return merge_della(updates, density, epsilon, rescale, seed, False, normalize, scale)
 
 
-DELLA_LINEAR = Baseline(della_linear, from_mergekit=della_linear_parameters)
+DELLA_LINEAR = Baseline(della_linear, from_mergekit=della_linear_parameters, usual=False)

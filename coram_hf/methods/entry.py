@@ -49,7 +49,7 @@ class Entry(Protocol):
     title: its name in model cards; formula: one line; options: its parameters.
     presets, mergebench: parameter sets by their names in the paper's and MergeBench's tables.
     from_mergekit: converts mergekit's parameters, if mergekit has the method; mergekit_base: the part of a
-    base model there.
+    base model there. usual: whether comparisons include it unless others are named.
     """
 
     @property
@@ -66,6 +66,8 @@ class Entry(Protocol):
     def mergebench(self) -> Mapping[str, dict[str, Any]]: ...
     @property
     def mergekit_base(self) -> MergekitBase: ...
+    @property
+    def usual(self) -> bool: ...
     @property
     def from_mergekit(self) -> FromMergekit | None: ...
 

@@ -60,4 +60,4 @@ def _unit(vector: Tensor, tol: float) -> Tensor | None:
     return None if length < tol else vector / length
 
 
-KARCHER = Baseline(karcher, from_mergekit=karcher_parameters, mergekit_base="member")
+KARCHER = Baseline(karcher, from_mergekit=karcher_parameters, mergekit_base="member", usual=False)

@@ -38,4 +38,4 @@ def model_stock(
     return updates.shaped(sum_weighted(taus, updates.weights) * share.to(updates.dtype))
 
 
-MODEL_STOCK = Baseline(model_stock, from_mergekit=model_stock_parameters, fewest=2)
+MODEL_STOCK = Baseline(model_stock, from_mergekit=model_stock_parameters, fewest=2, usual=False)

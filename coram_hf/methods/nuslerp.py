@@ -55,4 +55,6 @@ def _by_vectors(first: Tensor, second: Tensor, t: float, dim: int) -> Tensor:
     return first * a.to(first.dtype) + second * b.to(first.dtype)
 
 
-NUSLERP = Baseline(nuslerp, from_mergekit=nuslerp_parameters, mergekit_base="optional", fewest=2, most=2)
+NUSLERP = Baseline(
+    nuslerp, from_mergekit=nuslerp_parameters, mergekit_base="optional", fewest=2, most=2, usual=False
+)

@@ -63,6 +63,11 @@ def rival_names() -> tuple[str, ...]:
     return tuple(name for name in method_names() if name != DEFAULT)
 
 
+def usual_names() -> tuple[str, ...]:
+    """The names of the methods that comparisons include unless others are named."""
+    return tuple(name for name in rival_names() if find_method(name).usual)
+
+
 @cache
 def find_method(name: str) -> Entry:
     """The method of that name; the error for an unknown name suggests the closest one."""

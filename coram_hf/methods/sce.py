@@ -57,4 +57,4 @@ def _most_different(taus: list[Tensor], share: float) -> Tensor:
     return mask
 
 
-SCE = Baseline(sce, from_mergekit=sce_parameters)
+SCE = Baseline(sce, from_mergekit=sce_parameters, usual=False)

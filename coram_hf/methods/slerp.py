@@ -46,4 +46,4 @@ def arc(cos: float, t: float, parallel: float) -> tuple[float, float]:
     return math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)
 
 
-SLERP = Baseline(slerp, from_mergekit=slerp_parameters, most=1)
+SLERP = Baseline(slerp, from_mergekit=slerp_parameters, most=1, usual=False)

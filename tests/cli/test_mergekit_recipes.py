@@ -125,6 +125,7 @@ def read(tmp_path, text):
          "pad_to_multiple_of is not supported"),
         ("merge_method: linear\nmodels: [math]\ntokenizer_source: other\n", "is not a model of this merge"),
         ("merge_method: linear\nmodels: [math]\ntokenizer_source: base\ntokenizer: {}\n", "are mutually"),
+        ("merge_method: linear\nmodels: [math]\nchat_template: '{{ messages }}'\n", "save it in a file"),
         ("merge_method: ties\nmodels: [math]\nbase_model: base+lora\n", "has an adapter; merge it"),
         ("merge_method: linear\nmodels: [{parameters: {}}]\n", "each must have a key 'model'"),
         ("merge_method: linear\nmodels: [math]\nname: a\n---\nmerge_method: linear\nmodels: [b]\nname: a\n"
