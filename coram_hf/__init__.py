@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coram_hf.callback import CoramCallback
     from coram_hf.config import CoramConfig
     from coram_hf.errors import CoramError
     from coram_hf.evaluation.compare import compare_methods
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CoramCallback",
     "CoramConfig",
     "CoramError",
     "CoramMerger",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "CoramCallback": "coram_hf.callback",
     "CoramConfig": "coram_hf.config",
     "CoramMerger": "coram_hf.merger",
     "CoramError": "coram_hf.errors",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from statistics import median
 from typing import Literal
 
-from coram_hf.config import Balance, CoramConfig, Factors, Scale
+from coram_hf.config import Balance, CoramConfig, Factors, Place, Scale, typical_weights
 from coram_hf.errors import CoramError
 
 KAPPA_LOW_DISPERSION = 1.15
@@ -56,7 +56,7 @@ class Strength:
 
     weights: w_i, summing to 1. threshold: D at which the kappa rule changes. step: lambda = kappa * scale is
     rounded to a multiple of it. factors: given ones, in place of a balance. amplitude: a for
-    lambda = a * c_RMS, in place of kappa and lambda.
+    lambda = a * c_RMS, in place of kappa and lambda. members: experts that are the base itself, on purpose.
     """
 
     weights: tuple[float, ...]
@@ -68,16 +68,18 @@ class Strength:
     step: float | None = None
     factors: Factors | None = None
     amplitude: float | None = None
+    members: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: CoramConfig, n_experts: int) -> Strength:
+    def of(cls, config: CoramConfig, n_experts: int, targets: Iterable[Place] = ()) -> Strength:
         """The strength requested by a configuration; after decorrelation, the scale is always c_RMS.
 
-        So it is for the neutral scale, which is measured on a merge that is finished.
+        So it is for the neutral scale, which is measured on a merge that is finished. `targets`: where the
+        targets are, for weights that differ by layer or module.
         """
         by_size = config.scale == "sqrt_n" and config.decorrelate is None
         return cls(
-            config.expert_weights(n_experts),
+            typical_weights(config.weights, n_experts, targets),
             config.balance,
             config.kappa,
             "sqrt_n" if by_size else "c_rms",
@@ -134,7 +136,8 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
     relative = {} if norms is None else norms.relative()
     balance = balance_factors(relative, strength.balance, strength.threshold)
     factors = (norms and norms.factors()) or balance
-    balanced = {name: factors[name] * r for name, r in relative.items()}
+    apart = {name: r for name, r in relative.items() if name not in strength.members} or relative
+    balanced = {name: factors[name] * r for name, r in apart.items()}
     D = dispersion(balanced) if balanced else math.nan
     kappa = strength.kappa
     if kappa is None and math.isfinite(D):
@@ -150,11 +153,11 @@ def choose(norms: UpdateNorms | None, strength: Strength, c_rms: float | None = 
         balance=tuple(balance.values()) or (1.0,) * n_experts,
         factors=tuple(factors.values()) or (1.0,) * n_experts,
         dispersion=D,
-        unbalanced_dispersion=dispersion(relative) if relative else math.nan,
+        unbalanced_dispersion=dispersion(apart) if apart else math.nan,
         kappa=kappa,
         sqrt_n=ideal,
         lam=lam,
-        warnings=tuple(_warnings(relative, D, strength)) if relative else (),
+        warnings=tuple(_warnings(apart, D, strength)) if apart else (),
     )
 
 

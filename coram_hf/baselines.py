@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from coram_hf.amplitude import contraction
-from coram_hf.config import Shared, check_names, check_weights, normalized_weights, options_of
+from coram_hf.config import Place, Shared, check_names, options_of, weigh
 from coram_hf.errors import CoramError
 from coram_hf.geometry import check_tensors, squared_norm, squared_norms
 from coram_hf.geometry.cores import one_core
@@ -125,17 +125,14 @@ def merge_tensor(
         raise CoramError(f"{method} does not merge single tensors; see coram_hf.geometry.merge_matrix")
     complete = chosen.complete(parameters)
     check_tensors(base, experts)
-    raw = Updates(
-        base.detach(),
-        [expert.detach() for expert in experts],
-        normalized_weights(weights, len(experts)),
-        (1.0,) * len(experts),
-        name,
-        None if weights is None else check_weights(weights),
-    )
+    n_experts, place = len(experts), Place(name)
+    chosen.check_count(n_experts)
+    weighing = weigh(weights, n_experts, place)
+    detached = [expert.detach() for expert in experts]
+    raw = Updates.weighed(base.detach(), detached, weighing, (1.0,) * n_experts, name=name)
     with one_core():
         updates = replace(raw, prepared=chosen.prepared(lambda: iter([raw]), complete))
-        update = chosen(updates, complete)
+        update = chosen(updates, chosen.at(complete, n_experts, place))
     if amplitude is not None:
         _, squares = squared_norms(updates.base, updates.experts)
         c_rms = contraction([square**0.5 for square in squares], squared_norm(update) ** 0.5)

@@ -69,7 +69,7 @@ class Merger:
         self.inputs = inputs
         with one_core():
             self.method = choice.make(inputs)
-        self._choice, self._strength = choice, choice.strength(len(inputs.experts))
+        self._choice, self._strength = choice, choice.strength(inputs)
         self._progress, self._opening = progress, opening
         self._calibrate, self._chosen = calibrate, chosen
         self._finds_lambda = calibrate is not None or choice.finds_neutral_scale
@@ -168,7 +168,7 @@ class Merger:
                 if run.processes.first:
                     remove_other_files(run.workspace.files, run.layout)
                     save_model_files(run.workspace.files, run.layout, self.inputs)
-                    publish_report(report, run.workspace.files)
+                    publish_report(report, run.workspace.files, self.inputs.places())
                     run.workspace.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)

@@ -214,7 +214,7 @@ class MergeResult(Shown):
             else:
                 self.model.save_pretrained(files, **options)
                 save_companions(self._inputs, files)
-            publish_report(self.report, files, card_data)
+            publish_report(self.report, files, self._inputs.places(), card_data)
 
     def push_to_hub(
         self,

@@ -22,13 +22,13 @@ settings.load_profile("suite")
 def one_drawing():
     """Cards reuse a figure; tests of the figure call `draw_updates` itself, or ask for `real_figures`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("coram_hf.hub.card.draw_updates", draw_once)
+        patch.setattr("coram_hf.hub.publish.draw_updates", draw_once)
         yield
 
 
 @pytest.fixture
 def real_figures(monkeypatch):
-    monkeypatch.setattr("coram_hf.hub.card.draw_updates", draw_updates)
+    monkeypatch.setattr("coram_hf.hub.publish.draw_updates", draw_updates)
 
 
 @pytest.fixture

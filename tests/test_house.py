@@ -131,6 +131,7 @@ FLOORS = [
     {"result"},
     {"merger"},
     {"baselines"},
+    {"callback"},
     {"evaluation"},
     {"cli", "demo"},
 ]

@@ -73,6 +73,8 @@ def calibrate(
     granularity is kept only if it lowers the loss on the answers that are held back.
     """
     merged_with = CoramConfig.from_report(merge.report)
+    if min(merged_with.weighing(len(inputs.experts)).signs) < 0:
+        raise CoramError("calibrate: every expert is to be matched, so weights must not be negative")
     start = merge.report.lam
     assert start is not None
     taught = lessons.teach(progress)

@@ -33,6 +33,12 @@ AdapterOut = Annotated[
 ]
 Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace existing output folders.")]
+Intermediates = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the results of a recipe's earlier documents; OUTPUT-intermediates by default."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option(help="Print the plan and the disk, memory and time it needs, then stop.")
 ]
@@ -46,6 +52,7 @@ def merge(
     max_shard_size: Shards = "50GB",
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    intermediates: Intermediates = None,
 ) -> None:
     """Merge checkpoints and adapters into one model; the folder appears when it is complete.
 
@@ -57,6 +64,9 @@ def merge(
     _check_outputs(output, adapter_out, adapter)
     recipe = read_given(given)
     _check_early(recipe, output, adapter_out, max_shard_size, overwrite, disk=not dry_run)
+    if recipe.stages and output is not None and not dry_run:
+        kept = intermediates or output.with_name(f"{output.name}-intermediates")
+        recipe = _after_stages(recipe, kept, overwrite)
     merger = recipe.merger()
     if adapter_out is not None:
         merger.adapter_folder(adapter_out, overwrite=overwrite, **adapter)
@@ -82,6 +92,20 @@ def merge(
             _say(merger.merge_adapter_to(adapter_out, overwrite=overwrite, **adapter), adapter_out)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _after_stages(recipe: Recipe, folder: Path, overwrite: bool) -> Recipe:
+    """Merge the earlier documents of a recipe, except those whose results are there; return the last one."""
+    from coram_hf.report.build import is_result
+
+    results: dict[str, str] = {}
+    for name, stage in recipe.stages:
+        target = folder / Path(name).name
+        merger = stage.using(results).merger()
+        if not is_result(target, merger.inputs, merger.method.settings):
+            _say(merger.merge_to(target, overwrite=overwrite), target)
+        results[name] = str(target)
+    return recipe.using(results)
 
 
 def _check_outputs(output: Path | None, adapter_out: Path | None, adapter: dict[str, Any]) -> None:

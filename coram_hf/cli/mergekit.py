@@ -2,83 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from coram_hf.config import CoramConfig, check_names, options_of
+from coram_hf.cli.mergekit_options import read_options
+from coram_hf.config import check_names, with_fallback
 from coram_hf.errors import CoramError
 from coram_hf.methods.registry import find_method, method_names
 
 KEYS = (
-    "base_model",
-    "models",
-    "merge_method",
-    "parameters",
-    "dtype",
-    "out_dtype",
-    "tokenizer_source",
-)
+    "base_model", "models", "slices", "merge_method", "parameters", "dtype", "out_dtype", "tokenizer_source",
+    "tokenizer", "chat_template", "name", "out_path",
+)  # fmt: skip
+ALIASES = {"breadcrumbs_ties": ("breadcrumbs", {"consensus": True})}
+"""mergekit's methods that are a parameter of ours."""
+
+REFUSED = {
+    "passthrough": "it stacks layers into another architecture; here experts are merged into the base's",
+    "moe": "it builds a mixture of experts, which is another architecture; use mergekit-moe",
+    "multislerp": "use karcher, which averages on the same sphere, or nuslerp for two models",
+    "nearswap": "use arcee_fusion or slerp, which also merge one model into another",
+    "ram": "use sce, which also weighs experts by what sets them apart",
+    "ramplus_tl": "use sce, which also weighs experts by what sets them apart",
+}
+"""What mergekit can do and we do not, with the reason or what to do instead."""
 
 
 def is_mergekit(content: Mapping[str, Any]) -> bool:
-    """Whether a mapping is in mergekit's form."""
-    return "merge_method" in content or "base_model" in content
+    """Whether a mapping is in mergekit's form, including its files for mixtures."""
+    return bool({"merge_method", "base_model", "slices", "experts_per_token"} & content.keys())
 
 
-def read_mergekit(content: Mapping[str, Any]) -> tuple[str, list[str], str, dict[str, Any], dict[str, Any]]:
-    """Base, experts, method, its parameters, and the options of the merge."""
+def result_name(content: Mapping[str, Any]) -> str | None:
+    """The name under which other documents use the result of one."""
+    name = content.get("name") or content.get("out_path")
+    return None if name is None else str(name)
+
+
+class Model(NamedTuple):
+    """One of the models of a recipe: its source, an adapter to add to it, and its parameters."""
+
+    source: str
+    adapter: str | None = None
+    parameters: Mapping[str, Any] = {}
+
+    def as_expert(self, base: str) -> str:
+        """The source of an expert; an adapter of the base is one by itself."""
+        if self.adapter is None:
+            return self.source
+        return self.adapter if self.source == base else f"{self.source}+{self.adapter}"
+
+
+def read_mergekit(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Recipe from one document."""
+    _refuse_mixtures(content)
     check_names(content, KEYS, "key")
     require(content, "merge_method", str)
-    require(content, "models", list)
-    method = content["merge_method"]
+    method, more = ALIASES.get(content["merge_method"], (content["merge_method"], {}))
+    if method in REFUSED:
+        raise CoramError(f"merge_method {method!r} is not supported: {REFUSED[method]}")
     readable = [name for name in method_names() if find_method(name).from_mergekit is not None]
     check_names([method], readable, "merge_method")
-    shared = _values(content.get("parameters") or {}, "parameters")
-    models = [_model(entry) for entry in content["models"]]
+    entry = find_method(method)
+    shared = _parameters(content.get("parameters"), "parameters")
+    models, shared, layers = _models(content, shared)
+    base = None if content.get("base_model") is None else _reference(content["base_model"])
+    role = entry.mergekit_base
+    if base is None and role == "required":
+        raise CoramError(f"{method} needs a base_model; name the model that the others were fine-tuned from")
+    if base is not None and base.adapter is not None:
+        raise CoramError(f"base_model {content['base_model']!r} has an adapter; merge it into a folder first")
+    origin = models[0].source if base is None else base.source
+    if role == "member":
+        if base is not None and all(model.source != base.source for model in models):
+            models = [*models, base]
+    else:
+        models = [model for model in models if model.adapter or base is None or model.source != base.source]
+    if base is not None:
+        shared = {**shared, "base_model": origin}
+    assert entry.from_mergekit is not None
+    experts = _named([model.as_expert(origin) for model in models])
+    return {
+        "base": origin,
+        "experts": experts,
+        "method": method,
+        "parameters": {**entry.from_mergekit(shared, [model.parameters for model in models]), **more},
+        "options": read_options(content, origin, experts),
+        "layers": layers,
+    }
+
+
+def _refuse_mixtures(content: Mapping[str, Any]) -> None:
+    if "modules" in content:
+        raise CoramError(
+            "modules merges parts of a model in different ways, which is not supported; list models, and use "
+            "filters for parameters that differ by module"
+        )
+    if "merge_method" not in content and {"experts", "experts_per_token", "gate_mode"} & content.keys():
+        raise CoramError(f"a mixture of experts is not supported: {REFUSED['moe']}")
+
+
+def _models(
+    content: Mapping[str, Any], shared: Mapping[str, Any]
+) -> tuple[list[Model], dict[str, Any], int | None]:
+    """The models, the parameters that they share, and the layers that slices say there are."""
+    if "slices" not in content:
+        require(content, "models", list)
+        models, layers = [_model(entry) for entry in content["models"]], None
+    else:
+        if "models" in content:
+            raise CoramError("models and slices are mutually exclusive; remove one of them")
+        models, shared, layers = _slices(content, shared)
     if not models:
         raise CoramError("models names no expert; list at least one")
-    entry = find_method(method)
-    base = content.get("base_model") or (models[0][0] if entry.baseless else None)
-    if not isinstance(base, str):
-        raise CoramError(f"base_model must be the name of a model, found {base!r}")
-    if not entry.baseless:
-        models = [(model, values) for model, values in models if model != base]
-    assert entry.from_mergekit is not None
-    parameters = entry.from_mergekit(shared, [values for _, values in models])
-    return base, [model for model, _ in models], method, parameters, _options(content)
+    return models, dict(shared), layers
 
 
-def _options(content: Mapping[str, Any]) -> dict[str, Any]:
-    options = {}
-    dtype = content.get("out_dtype") or content.get("dtype")
-    if dtype is not None:
-        options["dtype"] = dtype
-    tokenizer = content.get("tokenizer_source")
-    if tokenizer is not None:
-        if tokenizer not in ("base", "union"):
-            raise CoramError(f"tokenizer_source must be 'base' or 'union', found {tokenizer!r}")
-        options["vocabulary"] = tokenizer
-    return options
+def _slices(content: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[list[Model], dict[str, Any], int]:
+    """The models of a single slice that is the whole of each; anything else builds another architecture."""
+    require(content, "slices", list)
+    if len(content["slices"]) != 1:
+        raise CoramError(
+            f"slices: found {len(content['slices'])}, which stack or cut layers into another architecture; "
+            "only one slice with all layers of every model is supported"
+        )
+    whole = content["slices"][0]
+    if not isinstance(whole, Mapping) or not isinstance(whole.get("sources"), list):
+        raise CoramError(f"slices: each must have sources, found {whole!r}")
+    if whole.get("base_model", content.get("base_model")) != content.get("base_model"):
+        raise CoramError("slices: base_model differs from that of the recipe; name one base_model")
+    ranges = [
+        source.get("layer_range") if isinstance(source, Mapping) else None for source in whole["sources"]
+    ]
+    first = ranges[0] if ranges else None
+    if not isinstance(first, list) or len(first) != 2 or first[0] != 0 or any(r != first for r in ranges):
+        raise CoramError(
+            f"slices: layer_range must be [0, number of layers] for every model, found {ranges}; others "
+            "build another architecture, which is not supported"
+        )
+    over = _parameters(whole.get("parameters"), "slices: parameters")
+    shared = {**shared, **{key: with_fallback(value, shared.get(key)) for key, value in over.items()}}
+    plain = [{k: v for k, v in source.items() if k != "layer_range"} for source in whole["sources"]]
+    return [_model(source) for source in plain], shared, int(first[1])
 
 
-def _model(entry: Any) -> tuple[str, dict[str, Any]]:
+def _model(entry: Any) -> Model:
     if isinstance(entry, str):
         entry = {"model": entry}
-    if not isinstance(entry, dict):
+    if not isinstance(entry, Mapping):
         raise CoramError(f"models: each must have a key 'model', found {entry!r}")
-    check_names(entry, ("model", "parameters"), "key of a model")
-    require(entry, "model", str)
-    return entry["model"], _values(entry.get("parameters") or {}, entry["model"])
+    check_names(entry, ("model", "lora", "parameters"), "key of a model")
+    if not entry.get("model"):
+        raise CoramError(f"models: each must have a key 'model', found {dict(entry)!r}")
+    found = _reference(entry["model"])
+    adapter = entry.get("lora") or found.adapter
+    return Model(found.source, adapter, _parameters(entry.get("parameters"), found.source))
 
 
-def _values(parameters: Any, where: str) -> dict[str, Any]:
-    """Parameters, which must hold for all layers: mergekit's gradients and filters are refused."""
-    if not isinstance(parameters, dict):
+def _reference(value: Any) -> Model:
+    """A model as text, `model[@revision][+adapter]`, or as mergekit's mapping of the same parts."""
+    if isinstance(value, str) and value:
+        source, _, adapter = (value, "", "") if Path(value).is_dir() else value.partition("+")
+        return Model(source, adapter or None)
+    if isinstance(value, Mapping) and set(value) <= {"model", "lora", "path", "revision"}:
+        if "path" in value:
+            revision = value.get("revision")
+            return Model(f"{value['path']}@{revision}" if revision else str(value["path"]))
+        if "model" in value:
+            lora = value.get("lora")
+            return Model(_reference(value["model"]).source, _reference(lora).source if lora else None)
+    raise CoramError(f"a model must be its name, found {value!r}")
+
+
+def _named(sources: Sequence[str]) -> dict[str, str]:
+    """Experts by the names of their folders or repositories, or by their whole source if those are equal."""
+    short = [_short(source) for source in sources]
+    return {
+        name if short.count(name) == 1 else source: source
+        for name, source in zip(short, sources, strict=True)
+    }
+
+
+def _short(source: str) -> str:
+    path = Path(source).expanduser()
+    return path.name if path.is_dir() or source.startswith(("/", ".", "~")) else source.partition("@")[0]
+
+
+def _parameters(parameters: Any, where: str) -> dict[str, Any]:
+    if parameters is not None and not isinstance(parameters, Mapping):
         raise CoramError(f"{where}: parameters must be a mapping, found {parameters!r}")
-    for key, value in parameters.items():
-        if isinstance(value, list) and key not in options_of(CoramConfig):
-            raise CoramError(f"{where}: {key} differs by layer, which is not supported; pass one number")
-    return parameters
+    return dict(parameters or {})
 
 
 def require(content: Mapping[str, Any], key: str, kind: type | Any) -> None:

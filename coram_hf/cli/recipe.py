@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require
+from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require, result_name
 from coram_hf.config import CalibrationConfig, CoramConfig, Shared, check_names, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.locate import parse_source
@@ -34,6 +34,8 @@ class Recipe:
     parameters: for `coram` a `line` and fields of CoramConfig, else those of the baseline; `space: oft`
         merges the generators of OFT adapters by `orthomerge`.
     calibration: `calibrate`, a folder of prompts or files by expert, and fields of CalibrationConfig.
+    layers: the number of layers that the models must have, where a recipe of mergekit says it.
+    stages: merges to make first, by the names under which this one uses their results.
     """
 
     base: str
@@ -42,14 +44,37 @@ class Recipe:
     parameters: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
+    layers: int | None = None
+    stages: tuple[tuple[str, Recipe], ...] = ()
 
     def merger(self, *, progress: bool = True) -> Merger:
         """The merger of this recipe, with all sources opened and checked."""
         from coram_hf.merger import Merger
 
+        if self.stages:
+            raise CoramError(
+                "the recipe has several documents, of which the last merges the results of the others; "
+                "only `coram-hf merge -o` runs them all"
+            )
         choice = find_method(self.method).choose(self.parameters)
         options: Any = {"progress": progress, **self.options}
-        return Merger.open(self.base, self.experts, choice, options, self._calibrate())
+        merger = Merger.open(self.base, self.experts, choice, options, self._calibrate())
+        found = sorted({count for _, count in merger.inputs.layers.values()})
+        if self.layers is not None and self.layers not in found:
+            raise CoramError(
+                f"slices: layer_range ends at {self.layers}, but the models have {found[-1]} layers; a merge "
+                "of some layers builds another architecture, which is not supported"
+            )
+        return merger
+
+    def using(self, results: Mapping[str, str]) -> Recipe:
+        """This recipe without its stages, with the folders of their results in place of their names."""
+        experts = self.experts
+        if isinstance(experts, dict):
+            experts = {name: results.get(source, source) for name, source in experts.items()}
+        else:
+            experts = [results.get(source, source) for source in experts]
+        return replace(self, base=results.get(self.base, self.base), experts=experts, stages=())
 
     def check_output(self, folder: Path, *, overwrite: bool, disk: bool = True) -> None:
         """Raise if the merge cannot be written, as far as that is known before any model is opened.
@@ -104,15 +129,23 @@ def read_recipe(path: Path) -> Recipe:
         what = "is a folder; a recipe is a YAML file" if path.is_dir() else "does not exist"
         raise CoramError(f"the recipe {path} {what}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+        contents = list(yaml.load_all(path.read_text(encoding="utf-8"), UniqueKeys))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise CoramError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
+    documents = [content for content in contents if content is not None] or [None]
+    if not all(isinstance(content, dict) for content in documents):
         raise CoramError(f"{path} is not a mapping; see the README for the two forms of a recipe")
     try:
-        return Recipe(*read_mergekit(content)) if is_mergekit(content) else _own(content)
+        recipes = [_read(content) for content in documents]
+        if len(recipes) == 1:
+            return recipes[0]
+        return in_stages([result_name(content) for content in documents], recipes)
     except CoramError as error:
         raise CoramError(f"{path}: {error}") from error
+
+
+def _read(content: Mapping[str, Any]) -> Recipe:
+    return Recipe(**read_mergekit(content)) if is_mergekit(content) else _own(content)
 
 
 def _own(content: Mapping[str, Any]) -> Recipe:
@@ -171,3 +204,29 @@ def _bases(given: Any, named: dict[str, str]) -> dict[str, Any]:
         raise CoramError(f"bases must map names of experts to sources, found {given!r}")
     joined = {**(given or {}), **named}
     return {"bases": joined} if joined else {}
+
+
+def in_stages(names: Sequence[str | None], recipes: Sequence[Recipe]) -> Recipe:
+    """Several documents as one recipe: the last one, or the one without a name, after all that it needs."""
+    unnamed = [i for i, name in enumerate(names) if name is None]
+    if len(unnamed) > 1:
+        raise CoramError(f"{len(unnamed)} documents have no name; name all but the last one")
+    final = unnamed[0] if unnamed else len(recipes) - 1
+    named = {str(names[i]): recipe for i, recipe in enumerate(recipes) if i != final}
+    if len(named) != len(recipes) - 1:
+        raise CoramError("two documents have the same name; give each its own")
+    ordered: dict[str, Recipe] = {}
+    while len(ordered) < len(named):
+        ready = [n for n, r in named.items() if n not in ordered and _uses(r, named) <= ordered.keys()]
+        if not ready:
+            raise CoramError(
+                f"the documents {sorted(named.keys() - ordered.keys())} need each other's results"
+            )
+        ordered |= {name: named[name] for name in ready}
+    return replace(recipes[final], stages=tuple(ordered.items()))
+
+
+def _uses(recipe: Recipe, names: Collection[str]) -> set[str]:
+    """The other documents whose results a recipe merges."""
+    experts = recipe.experts.values() if isinstance(recipe.experts, dict) else recipe.experts
+    return {recipe.base, *experts} & set(names)

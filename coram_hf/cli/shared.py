@@ -52,6 +52,7 @@ TEXT_KINDS: dict[str, Any] = {
     "weights": str,
     "factors": str,
     "target_modules": list[str],
+    "keep": list[str],
     "bases": list[str],
 }
 """How options that take several values are written: numbers separated by commas, names one by one."""
@@ -148,9 +149,10 @@ def _overridden(recipe: Recipe, given: dict[str, Any]) -> Recipe:
     named = ["line", *CONFIG]
     parameters = {key: given[key] for key in named if given[key] is not None and given[key] != []}
     if "weights" in parameters:
-        parameters["weights"] = [_number("--weights", text) for text in parameters["weights"].split(",")]
-    if len(parameters.get("target_modules", ())) == 1:
-        parameters["target_modules"] = parameters["target_modules"][0]
+        parameters["weights"] = _weights(parameters["weights"])
+    for name in ("target_modules", "keep"):
+        if len(parameters.get(name, ())) == 1:
+            parameters[name] = parameters[name][0]
     parameters |= dict(_parameter(text) for text in given["parameter"] or ())
     options = {key: given[key] for key in OPTIONS if given[key]} | {"progress": not VOLUME.get().quiet}
     if "bases" in options:
@@ -213,6 +215,18 @@ def _own_base(text: str) -> tuple[str, str]:
     if not mark or not name or not source:
         raise CoramError(f"--bases: {text!r} is not name=source, the name of an expert and its own base")
     return name, source
+
+
+def _weights(text: str) -> list[Any]:
+    """Numbers separated by commas, or YAML where some of them differ by layer or module."""
+    if "[" not in text and "{" not in text:
+        return [_number("--weights", part) for part in text.split(",")]
+    import yaml
+
+    try:
+        return list(yaml.safe_load(f"[{text}]"))
+    except yaml.YAMLError:
+        raise CoramError(f"--weights: {text!r} cannot be read as YAML") from None
 
 
 def _number(option: str, text: str) -> float:

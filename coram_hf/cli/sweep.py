@@ -20,7 +20,7 @@ from coram_hf.cli.shared import (
     split_tasks,
     with_shared_options,
 )
-from coram_hf.methods.registry import rival_names
+from coram_hf.methods.registry import usual_names
 
 Range = Annotated[str, typer.Option("--lambda", help="start:stop:step, or numbers separated by commas.")]
 Heights = Annotated[list[int] | None, typer.Option(help="Rows per slice, h; may be repeated.")]
@@ -55,7 +55,7 @@ def sweep(
             lambdas=lam,
             tasks=split_tasks(tasks),
             output=output,
-            baselines=read_baselines(chosen_baselines(baseline, no_baselines, rival_names())) | own,
+            baselines=read_baselines(chosen_baselines(baseline, no_baselines, usual_names())) | own,
             limit=limit,
             **recipe.options,
         )

@@ -8,13 +8,20 @@ from coram_hf.config.coram import (
     CoramConfig,
     Scale,
     Shared,
-    check_weights,
-    normalized_weights,
+    as_plain,
     options_of,
 )
 from coram_hf.config.declared import Declared, PythonOnly, Range, check_names, check_number, declared
 from coram_hf.config.factors import GROUPS, Factors, factors_in, read_factors, write_factors
 from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, Residual, Spread
+from coram_hf.config.settings import Place, Setting, Varies, with_fallback
+from coram_hf.config.weights import (
+    Weighing,
+    check_weights,
+    normalized_weights,
+    typical_weights,
+    weigh,
+)
 
 __all__ = [
     "DEFAULT_HEIGHT",
@@ -30,12 +37,17 @@ __all__ = [
     "Decorrelate",
     "Factors",
     "Granularity",
+    "Place",
     "PythonOnly",
     "Range",
     "Residual",
     "Scale",
+    "Setting",
     "Shared",
     "Spread",
+    "Varies",
+    "Weighing",
+    "as_plain",
     "check_names",
     "check_number",
     "check_weights",
@@ -44,5 +56,8 @@ __all__ = [
     "normalized_weights",
     "options_of",
     "read_factors",
+    "typical_weights",
+    "weigh",
+    "with_fallback",
     "write_factors",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, get_args, get_type_hints
 
-from coram_hf.config.declared import Checked, Declared, Range, check_names, check_number, declared
+from coram_hf.config.declared import Checked, Declared, Range, check_names, declared
 from coram_hf.config.factors import Factors, check_count, check_factors
 from coram_hf.config.line import (
     DEFAULT_HEIGHT,
@@ -21,6 +21,9 @@ from coram_hf.config.line import (
     read_line,
     write_line,
 )
+from coram_hf.config.saved import Saved
+from coram_hf.config.settings import Place
+from coram_hf.config.weights import Weighing, Weights, normalized_weights, weigh
 from coram_hf.errors import CoramError
 
 if TYPE_CHECKING:
@@ -31,40 +34,20 @@ Balance = Literal["damp", "root", "equal", "auto"]
 ComputeDtype = Literal["float64", "float32"]
 
 
-def check_weights(weights: Iterable[float]) -> tuple[float, ...]:
-    """Return expert weights as floats; raise unless they are finite, non-negative and not all zero."""
-    if isinstance(weights, str | Mapping) or not isinstance(weights, Iterable):
-        raise CoramError(f"weights must be a list of numbers in expert order, found {weights!r}")
-    given = tuple(weights)
-    for weight in given:
-        check_number("weights", weight)
-        if weight < 0:
-            raise CoramError(f"weights must not be negative, found {weight!r}")
-    numbers = tuple(float(weight) for weight in given)
-    if not math.fsum(numbers) > 0:
-        raise CoramError(f"weights must not all be zero, found {numbers!r}")
-    return numbers
-
-
-def check_targets(targets: str | Sequence[str]) -> str | tuple[str, ...]:
+def check_modules(option: str, targets: str | Sequence[str]) -> str | tuple[str, ...]:
     """Return a regular expression, or name suffixes as a tuple; raise for anything else."""
     patterns = (targets,) if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
     if not patterns or not all(isinstance(p, str) and p for p in patterns):
-        raise CoramError(f"target_modules must be a regex or a list of names, found {targets!r}")
+        raise CoramError(f"{option} must be a regex or a list of names, found {targets!r}")
     if not isinstance(targets, str):
         return patterns
     try:
         re.compile(targets)
     except re.error as error:
-        raise CoramError(f"target_modules: {targets!r} is not a regular expression: {error}") from None
+        raise CoramError(f"{option}: {targets!r} is not a regular expression: {error}") from None
     return targets
 
 
-Weights = Annotated[
-    tuple[float, ...] | None,
-    Checked(check_weights),
-    "One non-negative number per expert, normalised to sum 1; uniform by default.",
-]
 BalanceOption = Annotated[
     Balance | None,
     "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
@@ -79,9 +62,14 @@ FactorsOption = Annotated[
 ]
 TargetModules = Annotated[
     str | tuple[str, ...] | None,
-    Checked(check_targets),
+    Checked(partial(check_modules, "target_modules")),
     "Modules to merge geometrically: a regular expression, name suffixes, or all-linear; by default the "
     "attention and MLP projections.",
+]
+Keep = Annotated[
+    str | tuple[str, ...] | None,
+    Checked(partial(check_modules, "keep")),
+    "Modules to leave at the base, with all that is in them: a regular expression, or name suffixes.",
 ]
 
 
@@ -125,15 +113,16 @@ class Shared(Options):
     balance: BalanceOption = None
     target_modules: TargetModules = None
     amplitude: AmplitudeOption = None
+    keep: Keep = None
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = as_plain(asdict(self))
         return plain
 
 
 @dataclass(frozen=True)
-class CoramConfig(Options):
+class CoramConfig(Options, Saved):
     """Every option of a CORAM merge; the defaults are the paper's plain `full` line with its kappa rule."""
 
     slice_height: Annotated[int, Range("[1, inf)"), "Rows per slice, h."] = DEFAULT_HEIGHT
@@ -179,6 +168,7 @@ class CoramConfig(Options):
     balance: BalanceOption = None
     factors: FactorsOption = None
     target_modules: TargetModules = None
+    keep: Keep = None
     compute_dtype: Annotated[ComputeDtype, "Precision of the geometry."] = "float64"
 
     def __post_init__(self) -> None:
@@ -194,7 +184,7 @@ class CoramConfig(Options):
         return cls.from_dict({**RECOMMENDED, **options})
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CoramConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """A config from named values; the error for an unknown name suggests the closest valid one."""
         check_names(values, list(options_of(cls)), "CoramConfig option")
         return cls(**values)
@@ -208,7 +198,7 @@ class CoramConfig(Options):
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values, the inverse of `from_dict`."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = as_plain(asdict(self))
         return plain
 
     @classmethod
@@ -235,11 +225,19 @@ class CoramConfig(Options):
     @property
     def shared(self) -> Shared:
         """The options shared with other methods."""
-        return Shared(self.weights, self.balance, self.target_modules)
+        return Shared(self.weights, self.balance, self.target_modules, keep=self.keep)
 
     def expert_weights(self, n_experts: int) -> tuple[float, ...]:
         """w_i for N experts, summing to 1."""
         return normalized_weights(self.weights, n_experts)
+
+    def weighing(self, n_experts: int, place: Place | None = None) -> Weighing:
+        """The weights of N experts for the tensor at a place, and their signs."""
+        return weigh(self.weights, n_experts, place)
+
+    def at(self, place: Place, n_experts: int) -> CoramConfig:
+        """This configuration with the weights of one tensor, as plain numbers without signs."""
+        return self if self.weights is None else replace(self, weights=self.weighing(n_experts, place).shares)
 
     def expert_factors(self, n_experts: int) -> Factors | None:
         """The factors, if any; raises unless there are some for every expert."""
@@ -270,22 +268,11 @@ class Report(Protocol):
     def config(self) -> dict[str, Any]: ...
 
 
-def normalized_weights(weights: Sequence[float] | None, n_experts: int) -> tuple[float, ...]:
-    """w_i summing to 1, uniform for None; raises unless there is one weight per expert."""
-    if weights is None:
-        return (1 / n_experts,) * n_experts
-    numbers = check_weights(weights)
-    if len(numbers) != n_experts:
-        raise CoramError(f"weights: found {len(numbers)} for {n_experts} experts; pass one weight per expert")
-    total = math.fsum(numbers)
-    return tuple(w / total for w in numbers)
-
-
-def _plain(values: Any) -> Any:
+def as_plain(values: Any) -> Any:
     """JSON values: dictionaries, and lists in place of tuples."""
     if isinstance(values, dict):
-        return {key: _plain(value) for key, value in values.items()}
-    return [_plain(value) for value in values] if isinstance(values, tuple) else values
+        return {key: as_plain(value) for key, value in values.items()}
+    return [as_plain(value) for value in values] if isinstance(values, tuple) else values
 
 
 def describe(cls: type) -> None:

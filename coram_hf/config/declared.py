@@ -10,11 +10,13 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from coram_hf.config.settings import Place, Varies, check_setting, setting_at
 from coram_hf.errors import CoramError
 
 _INTERVAL = re.compile(r"([(\[])\s*(\S+)\s*,\s*(\S+)\s*([)\]])")
@@ -80,6 +82,7 @@ class Declared:
     default: Any = None
     check: Callable[[Any], Any] | None = field(default=None, repr=False)
     python_only: bool = False
+    varies: Varies | None = None
 
     def checked(self, value: Any, of: str = "") -> Any:
         """Return the value if it is valid, else raise; `of` names the owner of the option in the message."""
@@ -88,6 +91,11 @@ class Declared:
             return value
         if self.check is not None:
             return self.check(value)
+        if self.varies is not None and isinstance(value, Mapping | list | tuple):
+            several = self.varies.by_expert and not isinstance(value, Mapping)
+            check = partial(replace(self, varies=None).checked, of=of)
+            found = [check_setting(part, check, what) for part in (value if several else [value])]
+            return tuple(found) if several else found[0]
         if self.choices:
             if value not in self.choices:
                 valid = ", ".join(map(repr, self.choices)) + (", None" if self.optional else "")
@@ -100,6 +108,22 @@ class Declared:
             if isinstance(value, bool) or not isinstance(value, number) or float(value) not in self.range:
                 raise CoramError(f"{what} must be {self.expected}, found {value!r}")
         return value
+
+    def at(self, value: Any, n_experts: int, place: Place) -> Any:
+        """The value for one tensor: a number or, of an option that varies by expert, a tuple of N."""
+        if self.varies is None or value is None:
+            return value
+        by_expert = self.varies.by_expert
+        several = by_expert and isinstance(value, list | tuple)
+        if several and len(value) != n_experts:
+            raise CoramError(f"{self.name}: found {len(value)} for {n_experts} experts; pass one per expert")
+        found = [setting_at(part, place) for part in (value if several else [value])]
+        if None in found:
+            raise CoramError(
+                f"{self.name}: no filter applies to {place.name!r}; add an entry without filter, "
+                "{value: ...}, for all other tensors"
+            )
+        return tuple(found * (1 if several else n_experts)) if by_expert else found[0]
 
     @property
     def expected(self) -> str:
@@ -146,6 +170,7 @@ def _read(name: str, hint: Any, default: Any) -> Declared:
         default=default,
         check=checks[0] if checks else None,
         python_only=any(isinstance(note, PythonOnly) for note in notes),
+        varies=next((note for note in notes if isinstance(note, Varies)), None),
     )
 
 

@@ -119,7 +119,9 @@ class Bench:
         }
 
     def _merger(self, choice: Choice) -> Merger:
-        inputs = with_targets(self._inputs, choice.target_modules, required=choice.need_targets)
+        inputs = with_targets(
+            self._inputs, choice.target_modules, required=choice.need_targets, keep=choice.keep
+        )
         return Merger(inputs, choice, progress=self._progress)
 
     def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:
@@ -242,7 +244,7 @@ def read_lines(lines: str | CoramConfig | Sequence[str | CoramConfig]) -> list[C
         if config.lam is not None:
             raise CoramError(f"lines: {config.line!r} has lam={config.lam:g}; remove lam: the sweep sets it")
         if config.shared != configs[0].shared:
-            raise CoramError("lines: all must have the same weights, balance and target_modules")
+            raise CoramError("lines: all must have the same weights, balance, target_modules and keep")
     return configs
 
 

@@ -20,12 +20,12 @@ from coram_hf.evaluation.tasks import TaskSource, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
-from coram_hf.methods.registry import Preset
+from coram_hf.methods.registry import Preset, usual_names
 from coram_hf.outputs.files import check_output_folder, output_folder, write_whole
 from coram_hf.report.tables import markdown as table
 
 JSON, TABLE = "compare.json", "compare.md"
-RIVALS = (*PAPER_PRESETS, *(name for name, method in METHODS.items() if not method.presets))
+RIVALS = (*PAPER_PRESETS, *(name for name in usual_names() if not METHODS[name].presets))
 NONE = "-"
 
 

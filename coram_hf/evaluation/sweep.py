@@ -11,7 +11,6 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from coram_hf.baselines import METHODS
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
@@ -22,7 +21,7 @@ from coram_hf.evaluation.tasks import TaskSource, check_scores, open_tasks
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
-from coram_hf.methods.registry import Preset
+from coram_hf.methods.registry import Preset, usual_names
 from coram_hf.outputs.files import check_output_folder, output_folder, replacing, write_whole
 from coram_hf.report.tables import markdown as table
 
@@ -112,7 +111,7 @@ def run_sweep(
     lambdas: str | Iterable[float],
     tasks: Sequence[TaskSource],
     output: str | Path | None = None,
-    baselines: Sequence[str] | Mapping[str, Preset] = tuple(METHODS),
+    baselines: Sequence[str] | Mapping[str, Preset] = usual_names(),
     limit: int | None = None,
     **options: Unpack[MergeOptions],
 ) -> Sweep:

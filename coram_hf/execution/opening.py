@@ -12,6 +12,7 @@ from coram_hf.geometry.cores import one_core
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources, open_inputs
 from coram_hf.inputs.options import MergeOptions, check_options
+from coram_hf.inputs.targets import Modules
 from coram_hf.methods.entry import Choice
 
 logger = logging.getLogger("coram_hf")
@@ -21,8 +22,9 @@ def open_here(
     base: ModelSource,
     experts: ModelSources,
     options: MergeOptions,
-    target_modules: str | tuple[str, ...] | None = None,
+    target_modules: Modules = None,
     *,
+    keep: Modules = None,
     need_targets: bool = True,
 ) -> Inputs:
     """Open base and experts, with the options of device and placement resolved for this process."""
@@ -30,7 +32,13 @@ def open_here(
     device = compute_device(options.get("device"), Processes.find().local_rank)
     with one_core():
         inputs = open_inputs(
-            base, experts, options, target_modules=target_modules, need_targets=need_targets, device=device
+            base,
+            experts,
+            options,
+            target_modules=target_modules,
+            keep=keep,
+            need_targets=need_targets,
+            device=device,
         )
     return with_placement(inputs, options)
 
@@ -40,7 +48,9 @@ def open_timed(
 ) -> tuple[Inputs, float]:
     """The inputs of a merge by a chosen method, and how many seconds it took to open them."""
     started = time.perf_counter()
-    inputs = open_here(base, experts, options, choice.target_modules, need_targets=choice.need_targets)
+    inputs = open_here(
+        base, experts, options, choice.target_modules, keep=choice.keep, need_targets=choice.need_targets
+    )
     seconds = time.perf_counter() - started
     logger.debug(
         "opened the base (%s) and %d experts in %.1f s: %d target matrices, %d other tensors",

@@ -82,8 +82,9 @@ def merge_update(
     """W_merge - W_0 of one matrix, and what happened to its slices.
 
     The update goes to `out` if given, else to a new tensor, float64 for float64 input and float32
-    otherwise.
+    otherwise. Experts with negative weights are merged as their mirror images.
     """
+    factors = config.weighing(len(experts)).signed(factors or (1.0,) * len(experts))
     if config.decorrelate is not None:
         experts, factors = decorrelate_experts(base, experts, config, factors, device).experts, None
     update = base.new_empty(base.shape, dtype=update_dtype(base)) if out is None else out

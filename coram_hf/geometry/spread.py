@@ -32,7 +32,7 @@ def spread_order(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """The row permutation whose consecutive runs of h rows are the spread slices."""
-    scores = row_scores(base, experts, dtype) * torch.tensor(factors, dtype=torch.float64)[:, None]
+    scores = row_scores(base, experts, dtype) * torch.tensor(factors, dtype=torch.float64).abs()[:, None]
     return deal_rows(scores, mode, height).to(base.device)
 
 

@@ -1,6 +1,7 @@
 """Publishing: model cards, pushes to the Hub, and reports read back from it."""
 
-from coram_hf.hub.card import PUBLISHED, publish_report, render_card, write_card
+from coram_hf.hub.card import PUBLISHED, render_card, write_card
+from coram_hf.hub.publish import publish_report
 from coram_hf.hub.push import PUSH_OPTIONS, load_report, push_folder
 
 __all__ = [

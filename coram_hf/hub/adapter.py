@@ -16,7 +16,8 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.processes import Processes
 from coram_hf.execution.protocol import Sink
 from coram_hf.execution.workspace import check_target
-from coram_hf.hub.card import CARD, publish_report
+from coram_hf.hub.card import CARD
+from coram_hf.hub.publish import publish_report
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.outputs.files import new_folder
 from coram_hf.outputs.lora import LoraAdapter, LoraSink, MeasuringSink
@@ -51,6 +52,7 @@ class AdapterFolder:
         empty = self.target.is_dir() and not self.target.is_symlink() and not any(self.target.iterdir())
         check_target(self.target, overwrite or empty, 0, inputs.files())
         self.lora = LoraAdapter(inputs.base, self._options) if oft is None else None
+        self._places = inputs.places()
         self._oft, self._targets, self._new_tokens = oft, inputs.targets, inputs.new_size is not None
 
     def sink(self) -> Sink:
@@ -82,5 +84,5 @@ class AdapterFolder:
             for name in (CARD, REPORT_NAME):
                 if (self.target / name).is_file():
                     shutil.copy(self.target / name, files)
-            publish_report(report, files, card_data)
+            publish_report(report, files, self._places, card_data)
         return MergeReport.load(self.target)

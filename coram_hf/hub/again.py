@@ -20,8 +20,7 @@ def python_code(report: MergeReport) -> str:
     """Python that repeats the merge."""
     base, experts = sources_of(report)
     lines = [f"    {name!r}: {source!r}," for name, source in experts.items()]
-    chosen = _options(report) | ({"bases": own} if (own := _own_bases(report)) else {})
-    options = "".join(f", {key}={value!r}" for key, value in chosen.items())
+    options = "".join(f", {key}={value!r}" for key, value in options_of_merge(report).items())
     entry = entry_of(report)
     if report.adapter:
         given = {k: v for k, v in report.config.items() if v is not None and v != _default(entry, k)}
@@ -39,9 +38,11 @@ def command_line(report: MergeReport) -> str:
     base, experts = sources_of(report)
     words = ["coram-hf", "merge", base, *(_named(name, source) for name, source in experts.items())]
     words += entry_of(report).words(report.line, report.config)
-    for name, source in _own_bases(report).items():
-        words += ["--bases", f"{_plain(name)}={source}"]
-    for key, value in _options(report).items():
+    for key, value in options_of_merge(report).items():
+        if key == "bases":
+            for name, source in value.items():
+                words += ["--bases", f"{_plain(name)}={source}"]
+            continue
         words += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
     if not report.adapter:
         return shlex.join([*words, "-o", "merged"])
@@ -104,5 +105,8 @@ def _source(name: str, values: dict[str, Any]) -> str:
     return f"path/to/{source.rstrip('/').rpartition('/')[2]}"
 
 
-def _options(report: MergeReport) -> dict[str, Any]:
-    return {**({"dtype": report.dtype} if report.dtype else {}), **report.options}
+def options_of_merge(report: MergeReport) -> dict[str, Any]:
+    """The options of a merge that are not those of its method."""
+    own = _own_bases(report)
+    dtype = {"dtype": report.dtype} if report.dtype else {}
+    return {**dtype, **report.options, **({"bases": own} if own else {})}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -16,15 +14,14 @@ from coram_hf.hub.metadata import card_metadata, licenses_of
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.parents import license_list, parents_table, source_text, transplants_table
 from coram_hf.hub.text import fenced, inline, number
-from coram_hf.hub.usage import companions_in, usage_code
+from coram_hf.hub.usage import usage_code
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.adapter import worst_matrices
-from coram_hf.report.calibration import Calibration
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
-from coram_hf.report.figures import FIGURE, draw_calibration, draw_updates
+from coram_hf.report.figures import FIGURE
 from coram_hf.report.kinds import kind_table
-from coram_hf.report.merge_report import DECORRELATION, REPORT_NAME, file_hashes
+from coram_hf.report.merge_report import DECORRELATION, REPORT_NAME
 from coram_hf.report.tables import markdown as table
 
 CARD = "README.md"
@@ -72,24 +69,6 @@ def render_card(report: MergeReport, card_data: ModelCardData | None = None) -> 
         )
     )
     return ModelCard(content)
-
-
-def publish_report(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:
-    """Write report, figure and card beside the weights of a merge; the report gets the weights' hashes."""
-    with ThreadPoolExecutor(1) as pool:
-        hashes = pool.submit(file_hashes, folder, keep_cached=False)
-        draw_updates(report, folder)
-        if report.calibration:
-            draw_calibration(Calibration.from_dict(report.calibration), folder)
-        complete = replace(report, files=hashes.result(), companions=companions_in(folder))
-    edited = edited_card(folder / CARD, folder)
-    if EvalResults.load(folder, complete.files) is None:
-        (folder / EVAL_NAME).unlink(missing_ok=True)
-    complete.save(folder)
-    if edited:
-        renew_card(edited, complete, folder)
-    else:
-        write_card(complete, folder, card_data)
 
 
 def write_card(report: MergeReport, folder: Path, card_data: ModelCardData | None = None) -> None:

@@ -11,7 +11,8 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 
 from coram_hf.errors import CoramError
 from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
-from coram_hf.hub.upload import ADAPTER_CONFIG, LARGE, Size, upload, without_local_base
+from coram_hf.hub.recipe import recipe_text
+from coram_hf.hub.upload import ADAPTER_CONFIG, LARGE, Size, upload, without_local_paths
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME
 from coram_hf.report.merge_report import REPORT_NAME, file_hashes
@@ -53,7 +54,7 @@ def push_folder(
     the size `large`: then the weights come first, in commits of at most that size. Files that an interrupted
     push has already uploaded are not sent again. A card that was edited, here or on the Hub, keeps everything
     but our marked section; `fresh` says that the local card has just been made, so that only edits on the Hub
-    count. If an adapter's config has a local path of its base, that is not published.
+    count. Local paths of sources, in the recipe and in an adapter's config, are not published.
     """
     folder = Path(folder)
     if create_pr and revision is not None:
@@ -65,7 +66,7 @@ def push_folder(
         if revision is not None and not create_pr:
             api.create_branch(repository, branch=revision, exist_ok=True)
         _renew_card(api, folder, repository, revision, report, fresh)
-        with without_local_base(folder) as files:
+        with without_local_paths(folder, recipe_text(report)) as files:
             return upload(
                 api,
                 files,

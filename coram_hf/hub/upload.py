@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi
 
+from coram_hf.hub.recipe import RECIPE_NAME
 from coram_hf.inputs.parent_card import HUB_ID
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -83,12 +84,21 @@ def batches(sizes: dict[str, int], most: Size) -> list[list[str]]:
 
 
 @contextmanager
-def without_local_base(folder: Path) -> Iterator[Path]:
-    """The folder; if its adapter's base is a local path, links to its files beside a config without it."""
+def without_local_paths(folder: Path, recipe: str) -> Iterator[Path]:
+    """The folder; if it names local paths, links to its files beside some without them.
+
+    That may be the base of an adapter, and the sources of the recipe, which `recipe` replaces.
+    """
+    public = {}
+    if (folder / RECIPE_NAME).is_file() and (folder / RECIPE_NAME).read_text(encoding="utf-8") != recipe:
+        public[RECIPE_NAME] = recipe
     path = folder / ADAPTER_CONFIG
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     base = str(config.get("base_model_name_or_path") or "")
-    if not base or (HUB_ID.fullmatch(base) and not Path(base).exists()):
+    if base and not (HUB_ID.fullmatch(base) and not Path(base).exists()):
+        text = json.dumps({**config, "base_model_name_or_path": None}, indent=2, sort_keys=True)
+        public[ADAPTER_CONFIG] = f"{text}\n"
+    if not public:
         yield folder
         return
     with tempfile.TemporaryDirectory() as parent:
@@ -97,9 +107,9 @@ def without_local_base(folder: Path) -> Iterator[Path]:
             link = linked / source.relative_to(folder)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(source.resolve())
-        (linked / ADAPTER_CONFIG).unlink()
-        text = json.dumps({**config, "base_model_name_or_path": None}, indent=2, sort_keys=True)
-        (linked / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
+        for name, text in public.items():
+            (linked / name).unlink()
+            (linked / name).write_text(text, encoding="utf-8")
         yield linked
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.config import Factors, factors_in
+from coram_hf.config import Factors, Place, factors_in
 from coram_hf.inputs.files import fingerprint
-from coram_hf.inputs.groups import find_groups
+from coram_hf.inputs.groups import find_groups, find_layers
 from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.placement import Placement
@@ -118,7 +118,17 @@ class Inputs:
     @cached_property
     def groups(self) -> dict[str, int]:
         """The group of modules, an index of GROUPS, of every parameter inside a block."""
-        return find_groups(self.model, self.kinds)
+        return find_groups(self.layers, self.kinds)
+
+    @cached_property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """The layer of every parameter inside a list of blocks, and the number of layers there."""
+        return find_layers(self.model, self.kinds)
+
+    def place(self, name: str) -> Place:
+        """Where a parameter is, for weights and parameters that differ by layer and module."""
+        layer, count = self.layers.get(name, (0, 2))
+        return Place(name, layer / (count - 1) if count > 1 else 1.0)
 
     def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
         """Which of the given factors apply to a parameter, in expert order."""
@@ -153,6 +163,11 @@ class Inputs:
     def devices(self) -> list[torch.device]:
         """All devices on which parameters are merged, in the order of the parameters."""
         return list(dict.fromkeys(self.device_of(name) for name in self.base))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The experts that are the base itself, as in an average of models that includes the base."""
+        return tuple(n for n, w in self.experts.items() if w.files and w.files == self.base.files)
 
     def named(self) -> Iterator[tuple[str, Weights]]:
         """The base, under an empty name, and the experts."""
@@ -195,6 +210,12 @@ class Inputs:
         """The experts with a base of their own, and what of their updates was matched with this base."""
         return {name: w.transplant for name, w in self.experts.items() if w.transplant is not None}
 
+    def places(self) -> dict[str, str]:
+        """Where base, experts and their own bases can be opened again: at a commit, or in a local folder."""
+        own = [(base_of(name), transplant.own) for name, transplant in self.transplants.items()]
+        every = [*self.named(), *own]
+        return {name: place for name, weights in every if (place := weights.place) is not None}
+
     def identity(self) -> dict[str, Any] | None:
         """A fingerprint of the inputs, so that changes are noticed; None if a model is only in memory."""
         if not all(weights.files for _, weights in self.named()):
@@ -215,3 +236,8 @@ class Inputs:
         for name, transplant in sorted(self.transplants.items()):
             digest.update(repr((name, transplant.alignment)).encode())
         return digest.hexdigest()
+
+
+def base_of(name: str) -> str:
+    """How the own base of an expert is called among the places of the inputs."""
+    return f"base of {name}"

@@ -79,6 +79,14 @@ def _nearest(path: Path) -> str:
     return f" (did you mean {str(parent / near[0])!r}?)" if near else ""
 
 
+def split_adapter(text: str) -> tuple[str, str | None]:
+    """The parts of `model+adapter`, as mergekit writes it; a folder with a + in its name is one part."""
+    model, mark, adapter = text.partition("+")
+    if not mark or Path(text.partition("=")[2] or text).expanduser().is_dir():
+        return text, None
+    return model, adapter
+
+
 class Located(NamedTuple):
     """A local folder or GGUF file, where it comes from, and its commit on the Hub."""
 

@@ -21,11 +21,11 @@ from coram_hf.inputs.checks import check_same_architecture, check_same_tensors
 from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.gguf import gguf_tokenizer, open_gguf
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.inputs.locate import Located, fetch, gguf_in, parse_source
+from coram_hf.inputs.locate import Located, Source, fetch, gguf_in, parse_source, split_adapter
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
-from coram_hf.inputs.targets import with_targets
+from coram_hf.inputs.targets import Modules, with_targets
 from coram_hf.inputs.tokens import match_vocabularies
 from coram_hf.inputs.transplant import OwnBases, check_transplanted_targets, transplanted
 from coram_hf.inputs.weights import Weights
@@ -44,7 +44,8 @@ def open_inputs(
     experts: ModelSources,
     options: MergeOptions,
     *,
-    target_modules: str | tuple[str, ...] | None = None,
+    target_modules: Modules = None,
+    keep: Modules = None,
     need_targets: bool = True,
     device: torch.device | None = None,
 ) -> Inputs:
@@ -127,7 +128,7 @@ def open_inputs(
         trust_remote_code=trust_remote_code,
         told=told,
     )
-    found = with_targets(inputs, target_modules, required=need_targets)
+    found = with_targets(inputs, target_modules, required=need_targets, keep=keep)
     return replace(found, warnings=(*found.warnings, *check_transplanted_targets(found)))
 
 
@@ -158,8 +159,12 @@ def _open_expert(
         raise CoramError(f"an expert's name must be a non-empty string, found {given!r}")
     label = given
     if isinstance(expert, str | Path):
-        source = parse_source(str(expert))
+        model, adapter = split_adapter(str(expert))
+        source = parse_source(model)
         label = label or source.name
+        if adapter is not None:
+            yield label, _open_adapted(f"expert {label!r}", source, adapter, open_folder, allow_pickle)
+            return
         found = fetch(source)
         open_this = open_folder
         if is_adapter(found.folder):
@@ -210,6 +215,22 @@ def _transplant(
     differences += check_same_tensors(own, name, expert, within.token_axis)
     onto, _ = match_vocabularies(base.model, {name: own.model}, "base", base_tokenizer, {name: own_tokenizer})
     return transplanted(base, own, name, expert, onto, within), differences
+
+
+def _open_adapted(
+    who: str, source: Source, adapter: str, open_folder: OpenFolder, allow_pickle: bool
+) -> Weights:
+    """A checkpoint with an adapter added to it, `model+adapter`, as one expert."""
+    found, added = fetch(source), fetch(parse_source(adapter))
+    if not is_adapter(added.folder):
+        raise CoramError(
+            f"{who}: {adapter!r} is not an adapter; a source `model+adapter` adds one to a model"
+        )
+    model = open_folder(who, found.folder)
+    weights = open_adapter(model, who, added.folder, allow_pickle=allow_pickle)
+    weights.files = [*model.files, *weights.files]
+    weights.adapter, weights.factors, weights.kind = None, None, f"full+{weights.kind}"
+    return _located(weights, Located(found.folder, f"{found.location}+{added.location}"))
 
 
 def _located(weights: Weights, found: Located) -> Weights:

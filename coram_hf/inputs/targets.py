@@ -37,20 +37,57 @@ OTHER_MODALITIES = ("vision", "image", "audio", "speech", "video", "vq")
 """Words in the names of sub-configs for modalities other than language."""
 
 
-def with_targets(inputs: Inputs, target_modules: str | tuple[str, ...] | None, *, required: bool) -> Inputs:
-    """Inputs with other target matrices; nothing is opened again."""
+Modules = str | tuple[str, ...] | None
+"""A regular expression on whole names of modules, or suffixes of names."""
+
+
+def with_targets(inputs: Inputs, target_modules: Modules, *, required: bool, keep: Modules = None) -> Inputs:
+    """Inputs with other target matrices, and without what is to stay at the base; nothing is opened again."""
+    kept = find_kept(inputs, keep)
     found = {t.name: t for t in find_targets(inputs.model, target_modules, required=required)}
-    others = {name: inputs.base.original(name) for name in inputs.base if name not in found}
+    targets = {name: target for name, target in found.items() if name not in kept}
+    if found and not targets and required:
+        raise CoramError(f"keep: {keep!r} leaves all target matrices at the base; keep fewer modules")
+    others = {name: inputs.base.original(name) for name in inputs.base if name not in targets}
+    outside = [name for name, like in others.items() if like.is_floating_point() and name not in kept]
     return replace(
         inputs,
-        targets=found,
-        outside=tuple(name for name, like in others.items() if like.is_floating_point()),
-        frozen=tuple(name for name, like in others.items() if not like.is_floating_point()),
+        targets=targets,
+        outside=tuple(outside),
+        frozen=tuple(name for name in others if name not in set(outside)),
     )
 
 
+def find_kept(inputs: Inputs, keep: Modules) -> set[str]:
+    """The parameters in the modules to leave at the base, by any of their names."""
+    if keep is None:
+        return set()
+    names = {**{name: name for name in inputs.base}, **inputs.base.tied}
+    kept = {first for name, first in names.items() if any(matches(part, keep) for part in _parents(name))}
+    if not kept:
+        raise CoramError(
+            f"keep: found no match for {keep!r} in {inputs.base.class_name}; name modules by a regular "
+            "expression on their whole names, or by a list of suffixes"
+        )
+    return kept
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The name of a parameter, and of all modules that it is in."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def matches(name: str, modules: str | tuple[str, ...]) -> bool:
+    """Whether a name is chosen by PEFT's rules: a regex on the whole name, or a list of suffixes."""
+    if isinstance(modules, str):
+        return re.fullmatch(modules, name) is not None
+    return any(f".{name}".endswith(f".{suffix}") for suffix in modules)
+
+
 def find_targets(
-    model: PreTrainedModel, target_modules: str | tuple[str, ...] | None = None, *, required: bool = True
+    model: PreTrainedModel, target_modules: Modules = None, *, required: bool = True
 ) -> tuple[Target, ...]:
     """The target parameters of a model, in the order of its modules; tied parameters appear once."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -177,9 +214,7 @@ def _matching(model: PreTrainedModel, target_modules: str | tuple[str, ...]) -> 
     for name, module in model.named_modules():
         if target_modules == "all-linear":
             chosen = module is not model.get_output_embeddings()
-        elif isinstance(target_modules, str):
-            chosen = re.fullmatch(target_modules, name) is not None
         else:
-            chosen = any(f".{name}".endswith(f".{suffix}") for suffix in target_modules)
+            chosen = matches(name, target_modules)
         if chosen:
             yield module

@@ -100,6 +100,16 @@ class Weights(Mapping[str, Tensor]):
         tensor = self.original(name)
         return tensor.to(torch.float32) if _is_float8(tensor) else tensor
 
+    @property
+    def place(self) -> str | None:
+        """The source that opens these weights again; None for a model that was passed in memory."""
+        if self.folder is None or self.location is None:
+            return None
+        if self.commit is not None:
+            return f"{self.location}@{self.commit}"
+        parts = self.location.split("+") if not Path(self.location).exists() else [self.location]
+        return "+".join(str(Path(part).resolve()) if Path(part).exists() else part for part in parts)
+
     def original(self, name: str) -> Tensor:
         """The tensor without overrides, with the same shape and dtype; nothing is computed."""
         return self._tensors[self.tied.get(name, name)]

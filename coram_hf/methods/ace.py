@@ -18,7 +18,7 @@ from torch import Tensor
 from coram_hf.config import Range
 from coram_hf.geometry.linalg import gram_of_columns
 from coram_hf.methods.baseline import Baseline
-from coram_hf.methods.linear import linear
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
 
 UNEVEN = 0.3
@@ -42,7 +42,7 @@ def ace(
     matrices get the weighted mean.
     """
     if updates.base.ndim != 2:
-        return linear(updates).mul_(scale)
+        return weighted_mean(updates).mul_(scale)
     taus = [updates.tau(i).double() for i in range(len(updates))]
     pairs = [(w * len(updates), tau) for w, tau in zip(updates.weights, taus, strict=True) if tau.any()]
     if not pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,11 +12,22 @@ from typing import Any, get_type_hints
 from torch import Tensor
 
 from coram_hf.amplitude import Strength
-from coram_hf.config import Declared, Shared, check_names, declared, normalized_weights, options_of
+from coram_hf.config import (
+    Declared,
+    Place,
+    Shared,
+    as_plain,
+    check_names,
+    declared,
+    options_of,
+    typical_weights,
+    weigh,
+)
+from coram_hf.errors import CoramError
 from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.geometry.slices import as_rows, row_blocks
 from coram_hf.inputs.inputs import Inputs, Parameter
-from coram_hf.methods.entry import Choice, FromMergekit
+from coram_hf.methods.entry import Choice, FromMergekit, MergekitBase
 from coram_hf.methods.protocol import Block, How, Work
 from coram_hf.methods.updates import Updates
 
@@ -31,7 +43,9 @@ class Baseline:
     by_rows: whether it can process a few rows of a tensor at a time.
     presets: parameters that differ from the defaults, by their names in the paper's tables;
     mergebench: presets with the coefficients that MergeBench uses.
-    from_mergekit: converts mergekit's parameters for this method; baseless: whether it needs no base there.
+    from_mergekit: converts mergekit's parameters for this method; mergekit_base: the part of a base there.
+    fewest, most: the smallest and largest number of experts.
+    usual: whether comparisons include it unless others are named.
     """
 
     update: Callable[..., Tensor]
@@ -40,7 +54,10 @@ class Baseline:
     presets: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     mergebench: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     from_mergekit: FromMergekit | None = None
-    baseless: bool = False
+    mergekit_base: MergekitBase = "required"
+    fewest: int = 1
+    most: int | None = None
+    usual: bool = True
 
     @property
     def name(self) -> str:
@@ -68,12 +85,22 @@ class Baseline:
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Check the given parameters and fill in the defaults of the others."""
         check_names(parameters, list(self.options), f"parameter of {self.name}")
-        for name, value in parameters.items():
-            self.options[name].checked(value, self.name)
-        return {name: option.default for name, option in self.options.items()} | dict(parameters)
+        given = {name: self.options[name].checked(value, self.name) for name, value in parameters.items()}
+        return {name: option.default for name, option in self.options.items()} | given
+
+    def check_count(self, n_experts: int) -> None:
+        """Raise unless the method can merge this number of experts."""
+        if n_experts < self.fewest or (self.most is not None and n_experts > self.most):
+            bound = f"at least {self.fewest}" if self.most is None else f"exactly {self.most}"
+            raise CoramError(f"{self.name} merges {bound} besides the base, found {n_experts}")
+
+    def at(self, parameters: Mapping[str, Any], n_experts: int, place: Place) -> dict[str, Any]:
+        """The parameters for one tensor, as numbers."""
+        options = self.options
+        return {k: options[k].at(v, n_experts, place) if k in options else v for k, v in parameters.items()}
 
     def __call__(self, updates: Updates, parameters: Mapping[str, Any]) -> Tensor:
-        """The merged update of one tensor; empty for an empty tensor."""
+        """The merged update of one tensor, with the parameters for it; empty for an empty tensor."""
         if updates.base.numel() == 0:
             return updates.shaped(updates.empty())
         return self.update(updates, **parameters)
@@ -90,12 +117,18 @@ class Baseline:
         return Choice(
             label=self.name,
             make=lambda inputs: Euclidean(self, own, shared),
-            strength=lambda n: Strength(
-                normalized_weights(shared.weights, n), shared.balance, lam=1.0, amplitude=shared.amplitude
-            ),
+            strength=lambda inputs: self._strength(shared, inputs),
             target_modules=shared.target_modules,
+            keep=shared.keep,
             need_targets=False,
         )
+
+    def _strength(self, shared: Shared, inputs: Inputs) -> Strength:
+        n_experts = len(inputs.experts)
+        self.check_count(n_experts)
+        weights = typical_weights(shared.weights, n_experts, map(inputs.place, inputs.floating))
+        members = inputs.members if self.mergekit_base == "member" else ()
+        return Strength(weights, shared.balance, lam=1.0, amplitude=shared.amplitude, members=members)
 
     def config(self, parameters: Mapping[str, Any]) -> None:
         """Return None: a baseline has no CoramConfig."""
@@ -105,6 +138,11 @@ class Baseline:
         given = "".join(f", {key}={value!r}" for key, value in config.items() if value is not None)
         call = f"merge({sources}, {self.name!r}{given}{options}).save_pretrained('merged')"
         return ["from coram_hf.baselines import merge", call]
+
+    def recipe(self, line: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a recipe that repeats a merge."""
+        given = {key: value for key, value in config.items() if value is not None}
+        return {"method": self.name, "parameters": given}
 
     def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
         """Command-line arguments that repeat a merge."""
@@ -116,14 +154,22 @@ def command_words(name: str, config: Mapping[str, Any]) -> list[str]:
     words = ["--method", name]
     for key, value in config.items():
         if value is not None:
-            words += ["--parameter", f"{key}={_yaml(value)}"]
+            words += ["--parameter", f"{key}={yaml_text(value)}"]
     return words
 
 
-def _yaml(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """Format a value as YAML, whose floats need a decimal point."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_nested(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_nested, value)) + "]"
     text = str(value)
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+def _nested(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else yaml_text(value)
 
 
 @dataclass(frozen=True)
@@ -137,7 +183,7 @@ class Euclidean:
     @property
     def settings(self) -> dict[str, Any]:
         """The method, the options of every method, and its own parameters."""
-        return {"method": self.baseline.name, **self.shared.to_dict(), **self.parameters}
+        return {"method": self.baseline.name, **self.shared.to_dict(), **as_plain(dict(self.parameters))}
 
     def names(self, inputs: Inputs) -> dict[str, How]:
         """All floating-point tensors; an amplitude is that of the targets or, if there are none, of all."""
@@ -147,25 +193,29 @@ class Euclidean:
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
         """Apply the function to every matrix of a target, and to every other tensor as a whole."""
-        weights = normalized_weights(self.shared.weights, len(inputs.experts))
-        make = partial(Updates, weights=weights, factors=tuple(factors), given=self.shared.weights)
+        n_experts = len(inputs.experts)
+
+        def maker(name: str) -> Callable[..., Updates]:
+            weighing = weigh(self.shared.weights, n_experts, inputs.place(name))
+            return partial(Updates.weighed, weighing=weighing, factors=tuple(factors))
 
         def every_tensor() -> Iterator[Updates]:
             for name in inputs.floating:
                 parameter = inputs.parameter(name)
-                yield make(parameter.base, parameter.experts, name=name)
+                yield maker(name)(parameter.base, parameter.experts, name=name)
 
         prepared = self.baseline.prepared(every_tensor, self.parameters)
-        of_one = partial(make, prepared=prepared)
 
         def work(parameter: Parameter) -> Iterator[Block]:
             counted = parameter.target is not None or not inputs.targets
-            yield from euclidean_blocks(parameter, of_one, self._merge, self.baseline.by_rows, counted)
+            make = partial(maker(parameter.name), prepared=prepared)
+            merge = partial(
+                self.baseline,
+                parameters=self.baseline.at(self.parameters, n_experts, inputs.place(parameter.name)),
+            )
+            yield from euclidean_blocks(parameter, make, merge, self.baseline.by_rows, counted)
 
         return work
-
-    def _merge(self, updates: Updates) -> Tensor:
-        return self.baseline(updates, self.parameters)
 
 
 def euclidean_blocks(

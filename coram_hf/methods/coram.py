@@ -12,9 +12,10 @@ from coram_hf.config import CoramConfig, Declared, check_names, options_of, writ
 from coram_hf.errors import CoramError
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
-from coram_hf.methods.baseline import euclidean_blocks
+from coram_hf.methods.baseline import euclidean_blocks, yaml_text
 from coram_hf.methods.decorrelated import decorrelated_blocks, memory_of
-from coram_hf.methods.entry import Choice
+from coram_hf.methods.entry import Choice, MergekitBase
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.protocol import Block, How, Work
 from coram_hf.methods.residual import BY_ROWS, merge_residual
 from coram_hf.methods.updates import Updates
@@ -45,14 +46,20 @@ class Coram:
 
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
         """Apply the geometry to targets, and the residual merge to other parameters."""
-        config, residual = self.configuration, self.configuration.residual
-        weights = config.expert_weights(len(inputs.experts))
-        given = config.expert_factors(len(inputs.experts))
+        whole, residual, n_experts = self.configuration, self.configuration.residual, len(inputs.experts)
+        given = whole.expert_factors(n_experts)
         balance = tuple(factors)
 
         def work(parameter: Parameter) -> Iterator[Block]:
-            factors = balance if given is None else inputs.factors(given, parameter.name)
-            if parameter.target is not None and config.decorrelate is not None:
+            place = inputs.place(parameter.name)
+            config, weighing = whole.at(place, n_experts), whole.weighing(n_experts, place)
+            own = balance if given is None else inputs.factors(given, parameter.name)
+            factors = weighing.signed(own)
+            make = partial(Updates.weighed, weighing=weighing, factors=own)
+            if not any(weighing.signs):
+                counted = parameter.target is not None
+                yield from euclidean_blocks(parameter, make, weighted_mean, by_rows=True, counted=counted)
+            elif parameter.target is not None and config.decorrelate is not None:
                 yield from decorrelated_blocks(parameter, inputs, config, factors, measured=measure)
             elif parameter.target is not None:
                 for i, (_, base, experts) in enumerate(parameter.matrices()):
@@ -61,7 +68,6 @@ class Coram:
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
-                make = partial(Updates, weights=weights, factors=factors)
                 merge = partial(merge_residual, residual=residual)
                 yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
 
@@ -76,7 +82,8 @@ class CoramEntry:
     formula = "W = W_0 + lambda (U_0 Qbar S_0 (I + dSbar) Vbar^T - W_0), slice by slice"
     presets: Mapping[str, dict[str, Any]] = {}
     mergebench: Mapping[str, dict[str, Any]] = {}
-    baseless = False
+    mergekit_base: MergekitBase = "required"
+    usual = False
 
     @property
     def options(self) -> dict[str, Declared]:
@@ -103,7 +110,7 @@ class CoramEntry:
 
     def from_mergekit(self, shared: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return our own parameters unchanged, with mergekit's weight of every model."""
-        parameters = dict(shared)
+        parameters = {key: value for key, value in shared.items() if key != "base_model"}
         if any(own):
             for values in own:
                 check_names(values, ("weight",), "parameter of a model")
@@ -119,14 +126,18 @@ class CoramEntry:
             f"CoramMerger({sources}, config{options}).merge_to('merged')",
         ]
 
+    def recipe(self, line: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a recipe that repeats a merge."""
+        return {"line": line, **_not_stated(config)}
+
     def words(self, line: str, config: Mapping[str, Any]) -> list[str]:
         """Command-line arguments that repeat a merge."""
         words = ["--line", line]
         for key, value in _not_stated(config).items():
             option = f"--{'lambda' if key == 'lam' else key.replace('_', '-')}"
-            several = key == "target_modules" and not isinstance(value, str)
-            for one in [*value, *value[:1]] if several else [value]:
-                words += [option, write_factors(one) if isinstance(one, list | tuple) else str(one)]
+            several = key in ("target_modules", "keep") and not isinstance(value, str)
+            for one in (value if len(value) > 1 else [*value] * 2) if several else [value]:
+                words += [option, _written(key, one)]
         return words
 
 
@@ -139,12 +150,20 @@ def choose_coram(config: CoramConfig) -> Choice:
     return Choice(
         label=config.line,
         make=lambda inputs: Coram(config),
-        strength=partial(Strength.of, config),
+        strength=lambda inputs: Strength.of(config, len(inputs.experts), map(inputs.place, inputs.targets)),
         target_modules=config.target_modules,
+        keep=config.keep,
         compute_dtype=config.compute_dtype,
         carrying=() if config.residual else config.residual_lines,
         config=config,
     )
+
+
+def _written(key: str, value: Any) -> str:
+    """The value of an option as the command line reads it."""
+    if key == "weights":
+        return ", ".join(map(yaml_text, value))
+    return write_factors(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _not_stated(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.methods.baseline import Baseline
-from coram_hf.methods.linear import linear
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
 
 
@@ -25,8 +25,8 @@ def iso_c(
     are not matrices get the weighted mean.
     """
     if updates.base.ndim != 2:
-        return linear(updates).mul_(scale)
-    total = linear(updates).double().mul_(len(updates))
+        return weighted_mean(updates).mul_(scale)
+    total = weighted_mean(updates).double().mul_(len(updates))
     U, S, Vh = torch.linalg.svd(total, full_matrices=False)
     kept = S > max(total.shape) * torch.finfo(S.dtype).eps * S[0]
     return ((scale * S.mean()) * (U[:, kept] @ Vh[kept])).to(updates.dtype)

@@ -12,7 +12,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from coram_hf.amplitude import Strength
-from coram_hf.config import Shared, check_names, normalized_weights
+from coram_hf.config import Shared, Weighing, check_names, normalized_weights, weigh
 from coram_hf.errors import CoramError
 from coram_hf.geometry import SliceStats, squared_norm
 from coram_hf.geometry.slices import as_rows, row_blocks
@@ -37,7 +37,7 @@ class OftMerge:
 
     def __init__(self, inputs: Inputs, shared: Shared) -> None:
         self._shared = shared
-        self.adapter = _merged_adapter(inputs, normalized_weights(shared.weights, len(inputs.experts)))
+        self.adapter = _merged_adapter(inputs, weigh(shared.weights, len(inputs.experts)))
         self._rotated = open_adapters("the merged adapter", self.adapter, inputs.base)["default"]
         layers = [f"{module}.weight" for module, _ in adapted_modules(self.adapter.get_base_model())]
         self._layers = {inputs.base.tied.get(layer, layer): layer for layer in layers}
@@ -78,7 +78,7 @@ def choose_oft(parameters: Mapping[str, Any]) -> Choice:
     return Choice(
         label="orthomerge on OFT",
         make=partial(OftMerge, shared=shared),
-        strength=lambda n: Strength(normalized_weights(shared.weights, n), lam=1.0),
+        strength=lambda inputs: Strength(normalized_weights(shared.weights, len(inputs.experts)), lam=1.0),
     )
 
 
@@ -109,7 +109,7 @@ def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, 
     return model.peft_config[adapter], found
 
 
-def _merged_adapter(inputs: Inputs, weights: Sequence[float]) -> PeftModel:
+def _merged_adapter(inputs: Inputs, weighing: Weighing) -> PeftModel:
     """An OFT adapter over a shadow of the base, with the averaged generators of the experts."""
     opened = {name: _generators(name, expert, inputs.base) for name, expert in inputs.experts.items()}
     first, (settings, reference) = next(iter(opened.items()))
@@ -126,8 +126,8 @@ def _merged_adapter(inputs: Inputs, weights: Sequence[float]) -> PeftModel:
     layers = dict(adapted_modules(merged.get_base_model()))
     for module in reference:
         parts = [found[module] for _, found in opened.values()]
-        magnitude = sum(w * float(q.norm()) for w, q in zip(weights, parts, strict=True))
-        mean = with_norm(sum_weighted(parts, tuple(weights)), magnitude)
+        magnitude = sum(w * float(q.norm()) for w, q in zip(weighing.shares, parts, strict=True))
+        mean = with_norm(sum_weighted(parts, weighing.signed(weighing.shares)), magnitude)
         rotation: Any = oft_rotation(layers[module], "default")
         rotation.weight.data.copy_(mean)
     return merged

@@ -13,7 +13,7 @@ from coram_hf.config import Declared, Residual
 from coram_hf.errors import CoramError
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.entry import Choice
-from coram_hf.methods.linear import linear
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.residual import merge_residual
 from coram_hf.methods.updates import Updates
 
@@ -42,7 +42,7 @@ def orthomerge(
     if updates.base.ndim != 2:
         return merge_residual(updates, residual, scale)
     W0 = updates.base.double()
-    mean = linear(updates).double() if conflict else None
+    mean = weighted_mean(updates).double() if conflict else None
     direction, magnitude = W0.new_zeros(W0.shape[1], W0.shape[1]), 0.0
     residuals = []
     for i, weight in enumerate(updates.weights):

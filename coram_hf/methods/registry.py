@@ -28,6 +28,16 @@ BUILT_IN = {
     "task_arithmetic": "coram_hf.methods.task_arithmetic:TASK_ARITHMETIC",
     "ties": "coram_hf.methods.ties:TIES",
     "dare_ties": "coram_hf.methods.dare_ties:DARE_TIES",
+    "dare_linear": "coram_hf.methods.dare_linear:DARE_LINEAR",
+    "della": "coram_hf.methods.della:DELLA",
+    "della_linear": "coram_hf.methods.della_linear:DELLA_LINEAR",
+    "breadcrumbs": "coram_hf.methods.breadcrumbs:BREADCRUMBS",
+    "sce": "coram_hf.methods.sce:SCE",
+    "model_stock": "coram_hf.methods.model_stock:MODEL_STOCK",
+    "slerp": "coram_hf.methods.slerp:SLERP",
+    "nuslerp": "coram_hf.methods.nuslerp:NUSLERP",
+    "karcher": "coram_hf.methods.karcher:KARCHER",
+    "arcee_fusion": "coram_hf.methods.arcee_fusion:ARCEE_FUSION",
     "tsvm": "coram_hf.methods.tsvm:TSVM",
     "iso_c": "coram_hf.methods.iso_c:ISO_C",
     "wudi": "coram_hf.methods.wudi:WUDI",
@@ -51,6 +61,11 @@ def method_names() -> tuple[str, ...]:
 def rival_names() -> tuple[str, ...]:
     """The names of all methods except CORAM."""
     return tuple(name for name in method_names() if name != DEFAULT)
+
+
+def usual_names() -> tuple[str, ...]:
+    """The names of the methods that comparisons include unless others are named."""
+    return tuple(name for name in rival_names() if find_method(name).usual)
 
 
 @cache

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from coram_hf.config import Residual
-from coram_hf.methods.linear import linear
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.ties import ties
 from coram_hf.methods.tsvm import tsvm
 from coram_hf.methods.updates import Updates
 
-_PATHWAYS: dict[Residual, Callable[[Updates], Tensor]] = {"ta": linear, "ties": ties, "tsvm": tsvm}
+_PATHWAYS: dict[Residual, Callable[[Updates], Tensor]] = {"ta": weighted_mean, "ties": ties, "tsvm": tsvm}
 BY_ROWS: tuple[Residual, ...] = ("ta",)
 """The pathways that can process a few rows of a tensor at a time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -9,14 +10,17 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from coram_hf.config import Range
+from coram_hf.config import Range, Varies
+from coram_hf.errors import CoramError
 from coram_hf.geometry.slices import row_blocks
 from coram_hf.methods.baseline import Baseline, Tensors
 from coram_hf.methods.linear import sum_weighted
 from coram_hf.methods.mergekit import ties_parameters
+from coram_hf.methods.pruning import norm_growth
 from coram_hf.methods.updates import Updates
 
 Combine = Literal["mean", "sum"]
+Tally = Literal["mean", "sum", "total"]
 Sign = Literal["sum", "count"]
 LARGE = 1 << 24
 """Number of entries above which a tensor's cut is found by counting, not by selection on a copy."""
@@ -25,11 +29,15 @@ LARGE = 1 << 24
 def ties(
     updates: Updates,
     *,
-    density: Annotated[float, Range("(0, 1]"), "Share of the entries that are kept, by magnitude."] = 0.2,
-    scale: Annotated[float, "Coefficient of the merged update."] = 1.0,
+    density: Annotated[
+        float, Varies(by_expert=True), Range("[0, 1]"), "Share of the entries that are kept, by magnitude."
+    ] = 0.2,
+    scale: Annotated[float, Varies(), "Coefficient of the merged update."] = 1.0,
     combine: Annotated[Combine, "How entries that agree are combined."] = "mean",
     trim: Annotated[Literal["tensor", "global"], "Where the largest entries are sought."] = "tensor",
     sign: Annotated[Sign, "Whether the sum or the number of entries elects the sign."] = "sum",
+    normalize: Annotated[bool, "Whether weights in a sum count as N w_i, or as they are given."] = True,
+    rescale: Annotated[bool, "Whether what is kept gets the L1 norm of the whole update."] = False,
 ) -> Tensor:
     """W = W_0 + scale * mean (or sum) of the entries in the top `density` of tau_i that have the elected sign
 
@@ -37,19 +45,40 @@ def ties(
     The top is taken within each tensor, or over all tensors of an expert (`global`, ranked in float32);
     entries that tie with the smallest one kept are kept as well.
     """
+    densities = updates.each(density)
     if trim == "global":
         cuts = list(updates.prepared)
     else:
-        cuts = [tensor_cut(updates, i, density) for i in range(len(updates))]
+        cuts = [tensor_cut(updates, i, share) for i, share in enumerate(densities)]
+    growth = [1.0] * len(updates)
+    if rescale:
+        growth = [norm_growth(tau := updates.tau(i), _above(tau, cut)) for i, cut in enumerate(cuts)]
+    weights, how = voices(updates, combine, normalize)
     out = updates.empty()
     for rows, taus in updates.blocks():
-        trimmed = [torch.where(tau.abs() >= cut, tau, 0.0) for tau, cut in zip(taus, cuts, strict=True)]
-        out[rows] = elect(trimmed, updates.weights, combine, sign)
+        trimmed = [_above(tau, cut) for tau, cut in zip(taus, cuts, strict=True)]
+        if rescale:
+            trimmed = [tau.mul_(factor) for tau, factor in zip(trimmed, growth, strict=True)]
+        out[rows] = elect(trimmed, weights, how, sign)
     return updates.shaped(out.mul_(scale))
 
 
-def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Combine, sign: Sign) -> Tensor:
-    """Elect a sign for every entry and combine the weighted tau_i that have it."""
+def _above(tau: Tensor, cut: float) -> Tensor:
+    return torch.where(tau.abs() >= cut, tau, 0.0)
+
+
+def voices(updates: Updates, combine: Combine, normalize: bool) -> tuple[tuple[float, ...], Tally]:
+    """The weights of an election, and how its entries are combined."""
+    if normalize or combine == "mean":
+        return updates.weights, combine
+    return updates.amounts, "total"
+
+
+def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Tally, sign: Sign) -> Tensor:
+    """Elect a sign for every entry and combine the weighted tau_i that have it.
+
+    `mean` divides by the weights that agree, `sum` multiplies w_i by N, `total` leaves weights as they are.
+    """
     votes = taus if sign == "sum" else [tau.sign() for tau in taus]
     elected = torch.where(sum_weighted(votes, weights) >= 0, 1.0, -1.0).to(taus[0].dtype)
     total, share = torch.zeros_like(elected), torch.zeros_like(elected)
@@ -57,13 +86,15 @@ def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Combine, sign
         agrees = (tau * elected > 0).to(tau.dtype)
         total.addcmul_(tau, agrees, value=weight)
         share.add_(agrees, alpha=weight)
-    if combine == "sum":
-        return total.mul_(len(taus))
-    return total.div_(torch.where(share > 0, share, 1.0))
+    if combine == "mean":
+        return total.div_(torch.where(share > 0, share, 1.0))
+    return total.mul_(len(taus)) if combine == "sum" else total
 
 
 def tensor_cut(updates: Updates, i: int, density: float) -> float:
     """The cut of one tensor; that of a large one is found by counting, without a copy."""
+    if density == 0:
+        return math.inf
     if updates.base.numel() <= LARGE or updates.dtype != torch.float32:
         return magnitude_cut(updates.tau(i), density)
     return global_cut(lambda: (updates.tau(i, rows) for rows in row_blocks(updates.base)), density)
@@ -115,7 +146,13 @@ def global_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float,
     def entries(i: int) -> Iterator[Tensor]:
         return (updates.tau(i) for updates in tensors())
 
-    return tuple(global_cut(partial(entries, i), parameters["density"]) for i in range(n_experts))
+    given = parameters["density"]
+    densities = given if isinstance(given, tuple) else (given,) * n_experts
+    if not all(isinstance(density, int | float) and density > 0 for density in densities):
+        raise CoramError(
+            f'ties: trim="global" needs one positive density per expert for all tensors, found {given!r}'
+        )
+    return tuple(global_cut(partial(entries, i), density) for i, density in enumerate(densities))
 
 
 TIES = Baseline(

@@ -12,7 +12,7 @@ from coram_hf.config import Range
 from coram_hf.geometry.linalg import gram, inverse_root, leading_right_vectors
 from coram_hf.geometry.slices import row_blocks
 from coram_hf.methods.baseline import Baseline
-from coram_hf.methods.linear import linear
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
 
 
@@ -32,7 +32,7 @@ def tsvm(
     low-rank experts require. Tensors that are not matrices get the weighted mean.
     """
     if updates.base.ndim != 2:
-        return linear(updates).mul_(scale)
+        return weighted_mean(updates).mul_(scale)
     if updates.base.shape[0] < updates.base.shape[1]:
         return tsvm(updates.transposed(), scale=scale, rank=rank, cap_rank=cap_rank).mT
     n = len(updates)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coram_hf.config import Weighing
 from coram_hf.geometry.merge import update_dtype
 from coram_hf.geometry.slices import as_rows, row_blocks, scratch
 
@@ -17,8 +18,8 @@ from coram_hf.geometry.slices import as_rows, row_blocks, scratch
 class Updates:
     """tau_i = f_i (W_i - W_0) of one tensor, computed on demand in float32 (float64 for float64 weights).
 
-    weights: w_i, summing to 1; given: the weights as the caller passed them, if any.
-    factors: the balance factors f_i.
+    weights: w_i >= 0, summing to 1; given: the weights as the caller passed them, if any.
+    factors: the balance factors f_i, negative for an expert with a negative weight.
     name: the tensor's name, which seeds methods that draw random numbers.
     prepared: the result of the method's preparation over all tensors.
     """
@@ -30,6 +31,19 @@ class Updates:
     name: str = ""
     given: tuple[float, ...] | None = None
     prepared: Any = None
+
+    @classmethod
+    def weighed(
+        cls,
+        base: Tensor,
+        experts: Sequence[Tensor],
+        weighing: Weighing,
+        factors: Sequence[float],
+        **more: Any,
+    ) -> Updates:
+        """Updates with the weights of one tensor, whose signs go to the factors."""
+        signed = weighing.signed(factors)
+        return cls(base, experts, weighing.shares, signed, given=weighing.given, **more)
 
     @classmethod
     def of(cls, deltas: Sequence[Tensor], like: Updates) -> Updates:
@@ -57,6 +71,21 @@ class Updates:
     @property
     def dtype(self) -> torch.dtype:
         return update_dtype(self.base)
+
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """|weight_i| as the caller passed them, in place of w_i; 1 by default."""
+        return (1.0,) * len(self) if self.given is None else tuple(map(abs, self.given))
+
+    def each(self, value: float | Sequence[float]) -> tuple[float, ...]:
+        """A parameter that may differ by expert, as one number per expert."""
+        return (value,) * len(self) if isinstance(value, int | float) else tuple(value)
+
+    def expert(self, i: int) -> Tensor:
+        """W_0 + tau_i in the shape of `as_rows`; the stored weights if f_i = 1."""
+        if self.factors[i] == 1:
+            return as_rows(self.experts[i]).to(self.base.device, self.dtype)
+        return self.tau(i).add_(as_rows(self.base))
 
     def tau(self, i: int, rows: slice = slice(None)) -> Tensor:
         """f_i (W_i - W_0) in the shape of `as_rows`, or some of its rows."""

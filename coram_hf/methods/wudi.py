@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coram_hf.geometry.linalg import eigen, gram_of_columns
 from coram_hf.methods.baseline import Baseline
-from coram_hf.methods.linear import linear
+from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
 
 ROUNDING = 1e-9
@@ -26,7 +26,7 @@ def wudi(updates: Updates, *, scale: Annotated[float, "Coefficient of the merged
     mean.
     """
     if updates.base.ndim != 2:
-        return linear(updates).mul_(scale)
+        return weighted_mean(updates).mul_(scale)
     count, (m, n) = len(updates), updates.base.shape
     total, D = (torch.zeros(m, n, dtype=torch.float64, device=updates.base.device) for _ in range(2))
     C = total.new_zeros(n, n)

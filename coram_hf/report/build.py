@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from coram_hf.methods.protocol import How
 from coram_hf.methods.record import Record, total
 from coram_hf.report.decorrelation import decorrelation_numbers
 from coram_hf.report.kinds import Retained
-from coram_hf.report.merge_report import MergeReport, library_versions
+from coram_hf.report.merge_report import REPORT_NAME, MergeReport, library_versions
 from coram_hf.report.plan import MergePlan
 
 
@@ -114,8 +115,23 @@ def build_report(
         kinds=plan.kind_counts,
         worst_condition=whole.slices.worst_condition or None,
         model_class=type(inputs.model).__name__,
-        dtype=None if inputs.dtype is None else str(inputs.dtype).removeprefix("torch."),
+        dtype=dtype_name(inputs),
     ).with_rounding(whole.rounding_loss, dtype)
+
+
+def is_result(folder: Path, inputs: Inputs, settings: Mapping[str, Any]) -> bool:
+    """Whether the report in a folder is that of a merge of these inputs with these settings."""
+    if not (folder / REPORT_NAME).is_file():
+        return False
+    report = MergeReport.load(folder)
+    found = {"method": report.method, **report.config}
+    asked = (dict(settings), inputs.sources(), dict(inputs.told or {}), dtype_name(inputs))
+    return (found, report.sources, report.options, report.dtype) == asked
+
+
+def dtype_name(inputs: Inputs) -> str | None:
+    """The dtype that was asked for, by its name."""
+    return None if inputs.dtype is None else str(inputs.dtype).removeprefix("torch.")
 
 
 def retained(inputs: Inputs, records: Mapping[str, Record], survey: Survey) -> Retained:

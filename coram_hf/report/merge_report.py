@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 from coram_hf.amplitude import effective_kappa
+from coram_hf.config.saved import REPORT_FILE
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
 from coram_hf.report.calibration import Calibration
@@ -25,7 +26,7 @@ from coram_hf.report.text import json_values, numbers_again
 NOTABLE_ROUNDING = 0.25
 """A warning is given if rounding loses more than this share of the update's norm."""
 
-REPORT_NAME = "coram_report.json"
+REPORT_NAME = REPORT_FILE
 MEASURED = (
     "relative_updates",
     "balance_factors",

@@ -32,11 +32,12 @@ def merge(base, experts, config, **options):
 
 
 def test_groups_are_attention_and_mlp_by_thirds_of_the_depth():
-    from coram_hf.inputs.groups import find_groups
+    from coram_hf.inputs.groups import find_groups, find_layers
     from coram_hf.inputs.kinds import find_kinds
 
     model = tiny_llama(num_hidden_layers=7)
-    found = find_groups(model, find_kinds(model))
+    kinds = find_kinds(model)
+    found = find_groups(find_layers(model, kinds), kinds)
     thirds = ["early", "early", "early", "middle", "middle", "late", "late"]
     for layer, third in enumerate(thirds):
         assert GROUPS[found[f"model.layers.{layer}.self_attn.q_proj.weight"]] == f"{third} attention"

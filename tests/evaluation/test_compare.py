@@ -12,6 +12,7 @@ from coram_hf import CoramConfig, CoramMerger, compare_methods
 from coram_hf.baselines import METHODS, PAPER_PRESETS, merge
 from coram_hf.evaluation.compare import RIVALS
 from coram_hf.evaluation.tasks import LightScorer
+from coram_hf.methods.registry import usual_names
 
 LINES = ("full", "lr.ta")
 BASELINES = ("linear", "OrthoMerge TIES+C")
@@ -121,7 +122,11 @@ def test_without_a_range_or_other_tasks(suite, monkeypatch):
 
 def test_all_rivals_of_the_paper_by_default():
     assert set(PAPER_PRESETS) < set(RIVALS)
-    assert {PAPER_PRESETS[name].method if name in PAPER_PRESETS else name for name in RIVALS} == set(METHODS)
+    assert {PAPER_PRESETS[name].method if name in PAPER_PRESETS else name for name in RIVALS} == {
+        name for name, method in METHODS.items() if method.usual
+    }
+    assert {"ties", "tsvm"} < set(usual_names())
+    assert not {"slerp", "nuslerp", "della"} & set(usual_names())
 
 
 def test_what_was_scored_is_not_scored_again(suite, found, monkeypatch):

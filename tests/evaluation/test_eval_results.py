@@ -20,8 +20,9 @@ from coram_hf.evaluation import harness
 from coram_hf.evaluation.light import score
 from coram_hf.evaluation.questions import read_task
 from coram_hf.evaluation.tasks import open_tasks
-from coram_hf.hub.card import BEGIN, END, edited_card, publish_report, render_card
+from coram_hf.hub.card import BEGIN, END, edited_card, render_card
 from coram_hf.hub.model_index import with_results
+from coram_hf.hub.publish import publish_report
 from coram_hf.hub.push import check_whole
 from coram_hf.report.eval_results import Result
 

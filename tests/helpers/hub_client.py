@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from helpers.adapters import adapted
 from helpers.command import coram_hf as run_command
@@ -52,6 +53,32 @@ def first_push(folder):
     assert card.data.language == "en"
     assert card.data.eval_results[0].metric_value == 0.5
     return url
+
+
+def config_push(folder):
+    config = CoramConfig.from_line("SS(nca,mean).ties", weights=(1, [0.5, -1]), keep=["lm_head"])
+    url = config.push_to_hub("me/config", commit_message="Our options")
+    assert CoramConfig.from_pretrained("me/config") == config
+    result().push_to_hub("me/merge-with-config")
+    assert CoramConfig.from_pretrained("me/merge-with-config") == CoramConfig.from_line("lr.ta")
+    for source, why in (
+        ("me/nothing", "cannot be read from the Hub"),
+        ("./me", r"has no coram_config\.json"),
+    ):
+        with pytest.raises(CoramError, match=why):
+            CoramConfig.from_pretrained(source)
+    return url
+
+
+def local_paths(folder):
+    """The recipe beside a merge names local folders; the one on the Hub does not."""
+    base = tiny_llama()
+    base.save_pretrained(folder / "private" / "base")
+    fine_tuned(base, 0.04, 1).save_pretrained(folder / "private" / "expert")
+    merger = CoramMerger(folder / "private" / "base", [folder / "private" / "expert"], progress=False)
+    merger.merge_to(folder / "with-recipe")
+    push_folder(folder / "with-recipe", "me/with-recipe")
+    return (folder / "with-recipe" / "coram_recipe.yaml").read_text()
 
 
 def offloaded_push(folder):

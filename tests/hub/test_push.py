@@ -61,6 +61,24 @@ def client(tmp_path_factory):
     client.process.wait()
 
 
+def test_a_configuration_is_pushed_and_read_back(client):
+    assert client("config_push").startswith(f"{client.hub.address}/me/config/commit/")
+    files = client.hub.files("me/config")
+    assert json.loads(files["coram_config.json"])["weights"] == [1.0, [0.5, -1.0]]
+
+
+def test_local_paths_in_the_recipe_are_not_published(client):
+    private = client("local_paths")
+    public = client.hub.files("me/with-recipe")["coram_recipe.yaml"].decode()
+    assert "/private/base" in private
+    assert "private" not in public
+    assert "base: path/to/base" in public
+    assert (
+        public.partition("experts")[2].partition("line")[2]
+        == private.partition("experts")[2].partition("line")[2]
+    )
+
+
 def test_push_and_load_back(client):
     hub = client.hub
     assert client("first_push").startswith(f"{hub.address}/me/merged/commit/")

@@ -302,7 +302,8 @@ def test_large_tensors_are_trimmed_like_small_ones(monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0), (2, 0, 3)])
 def test_empty_tensors_stay_empty(method, shape):
-    assert merge_tensor(torch.empty(shape), [torch.empty(shape)] * 2, method).shape == shape
+    experts = [torch.empty(shape)] * (METHODS[method].most or 2)
+    assert merge_tensor(torch.empty(shape), experts, method).shape == shape
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +349,10 @@ def test_there_are_ten_presets_of_the_paper_and_three_of_mergebench():
 
 
 def test_the_registry_describes_itself():
-    names = "linear task_arithmetic ties dare_ties tsvm iso_c wudi ace orthomerge"
+    names = (
+        "linear task_arithmetic ties dare_ties dare_linear della della_linear breadcrumbs sce model_stock "
+        "slerp nuslerp karcher arcee_fusion tsvm iso_c wudi ace orthomerge"
+    )
     assert list(METHODS) == names.split()
     assert {name: option.default for name, option in METHODS["ties"].options.items()} == {
         "density": 0.2,
@@ -356,6 +360,8 @@ def test_the_registry_describes_itself():
         "combine": "mean",
         "trim": "tensor",
         "sign": "sum",
+        "normalize": True,
+        "rescale": False,
     }
     assert all(method.formula.startswith("W = ") for method in METHODS.values())
 
@@ -365,9 +371,19 @@ def test_the_registry_describes_itself():
     [
         ("tise", {}, "unknown merge method 'tise'; did you mean 'ties'"),
         ("ties", {"densty": 0.2}, "unknown (parameter|option) of ties 'densty'; did you mean 'density'"),
-        ("ties", {"density": 0}, "ties: density must be a finite number above 0 and at most 1, found 0"),
+        ("ties", {"density": 2}, "ties: density must be a finite number at least 0 and at most 1, found 2"),
+        (
+            "ties",
+            {"density": [0.1, 2, 0.3]},
+            "ties: density must be a finite number at least 0 and at most 1",
+        ),
+        ("ties", {"density": [0.1, 0.2]}, "density: found 2 for 3 experts"),
+        ("ties", {"trim": "global", "density": [0.1, 0.2, [0.1, 1]]}, "one positive density per expert"),
+        ("slerp", {}, "slerp merges exactly 1 besides the base, found 3"),
+        ("nuslerp", {}, "nuslerp merges exactly 2 besides the base, found 3"),
+        ("della", {"density": 0.9}, "probabilities outside"),
         ("ties", {"combine": "max"}, "'mean', 'sum'"),
-        ("dare_ties", {"drop": 1.0}, r"drop must be a finite number at least 0 and below 1, found 1\.0"),
+        ("dare_ties", {"drop": 1.1}, r"drop must be a finite number at least 0 and at most 1, found 1\.1"),
         ("dare_ties", {"rescale": 1}, "True or False"),
         ("task_arithmetic", {"scale": float("nan")}, "finite"),
         ("tsvm", {"rank": 0}, "rank must be a positive integer"),
@@ -412,7 +428,7 @@ def test_reports_of_baselines_can_be_saved(suite, options, tmp_path):
     assert (tmp_path / "coram_report.json").is_file()
 
 
-@pytest.mark.parametrize("weights", [(0, 0, 0), (1, -1, 1), (float("nan"), 1, 1), "abc", 3])
+@pytest.mark.parametrize("weights", [(0, 0, 0), (1, -2, 1), (float("nan"), 1, 1), "abc", 3])
 def test_bad_weights_are_refused(weights):
     w0, experts = problem((4, 4))
     base, *others = tensors([w0, *experts])

@@ -45,7 +45,7 @@ def diagnose(
 
     config = config or CoramConfig()
     asked = _sections(only, merged)
-    inputs = open_here(base, experts, options, config.target_modules)
+    inputs = open_here(base, experts, options, config.target_modules, keep=config.keep)
     return _numbers(inputs, config, asked, merged, options, whole=only is None)
 
 

@@ -52,7 +52,7 @@ class Findings:
     @property
     def strength(self) -> Strength:
         """What the configuration says about lambda."""
-        return Strength.of(self.config, len(self.inputs.experts))
+        return _strength(self.config, self.inputs)
 
     def models(self) -> dict[str, Any]:
         """The merge in question: its line, the models, their size, and warnings about them."""
@@ -144,7 +144,7 @@ def walk(
     """
     config = replace(config, factors=None)
     names = inputs.floating if merged is not None else tuple(inputs.targets)
-    run, strength = MemoryRunner(inputs, config.line, progress), Strength.of(config, len(inputs.experts))
+    run, strength = MemoryRunner(inputs, config.line, progress), _strength(config, inputs)
     known = None if config.balance is None else run.norms().measured
     factors, experts = choose(known, strength).factors, list(inputs.experts)
 
@@ -155,8 +155,10 @@ def walk(
         parameter = to_device(inputs.parameter(name), inputs.device_of(name))
         if parameter.target is None:
             return None, measure(parameter, Record(), experts), moved
+        place = inputs.place(name)
+        here, signed = config.at(place, len(experts)), config.weighing(len(experts), place).signed(factors)
         anatomy = together(
-            dissect_matrix(matrix, config, factors, parameter.device, geometry=geometry, entries=entries)
+            dissect_matrix(matrix, here, signed, parameter.device, geometry=geometry, entries=entries)
             for matrix in parameter.matrices()
         )
         record = _record(anatomy, factors)
@@ -180,6 +182,10 @@ def _calibrations(merged: Inputs | None) -> dict[str, dict[str, Any]]:
     folders = {name: weights.folder for name, weights in opened.items() if weights.folder is not None}
     reports = {n: MergeReport.load(path) for n, path in folders.items() if (path / REPORT_NAME).is_file()}
     return {name: report.calibration for name, report in reports.items() if report.calibration}
+
+
+def _strength(config: CoramConfig, inputs: Inputs) -> Strength:
+    return Strength.of(config, len(inputs.experts), map(inputs.place, inputs.targets))
 
 
 def _record(anatomy: Anatomy, factors: Iterable[float]) -> Record:

@@ -1,0 +1,47 @@
+"""What lies beside merged weights: report, recipe, figures and card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from huggingface_hub import ModelCardData
+
+from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
+from coram_hf.hub.recipe import RECIPE_NAME, recipe_text
+from coram_hf.hub.usage import companions_in
+from coram_hf.outputs.files import write_whole
+from coram_hf.report import MergeReport
+from coram_hf.report.calibration import Calibration
+from coram_hf.report.eval_results import EVAL_NAME, EvalResults
+from coram_hf.report.figures import draw_calibration, draw_updates
+from coram_hf.report.merge_report import file_hashes
+
+
+def publish_report(
+    report: MergeReport,
+    folder: Path,
+    places: Mapping[str, str] | None = None,
+    card_data: ModelCardData | None = None,
+) -> None:
+    """Write report, recipe, figure and card beside the weights; the report gets the weights' hashes.
+
+    `places`: the sources of base and experts, as `Inputs.places` has them.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        hashes = pool.submit(file_hashes, folder, keep_cached=False)
+        draw_updates(report, folder)
+        if report.calibration:
+            draw_calibration(Calibration.from_dict(report.calibration), folder)
+        complete = replace(report, files=hashes.result(), companions=companions_in(folder))
+    edited = edited_card(folder / CARD, folder)
+    if EvalResults.load(folder, complete.files) is None:
+        (folder / EVAL_NAME).unlink(missing_ok=True)
+    complete.save(folder)
+    write_whole(folder / RECIPE_NAME, recipe_text(complete, places))
+    if edited:
+        renew_card(edited, complete, folder)
+    else:
+        write_card(complete, folder, card_data)
