@@ -158,6 +158,7 @@ def _section(report: MergeReport) -> str:
             parents=_parents(report),
             licenses=_license_list(report),
             adapter=_adapter(report),
+            surroundings=_surroundings(report),
             counts=table(["", ""], _counts(report)),
             kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
@@ -260,6 +261,12 @@ def _adapter(report: MergeReport) -> str:
             table(["matrix", "rank", "relative error"], worst),
         ]
     )
+
+
+def _surroundings(report: MergeReport) -> str:
+    """Whose tokenizer, template and special tokens the model has."""
+    rows = [(inline(part), inline(whose)) for part, whose in report.surroundings.items()]
+    return table(["", ""], rows) if rows and not report.adapter else ""
 
 
 def _counts(report: MergeReport) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
@@ -51,9 +52,13 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
         return None
 
 
-def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
-    """Copy tokenizer, template and processor files; Python files only if the user trusts them."""
-    patterns = (*TOKENIZER_FILES, *PROCESSOR_FILES, *(CODE_FILES if with_code else ()))
+def has_tokenizer(folder: Path | None) -> bool:
+    """Whether a folder holds files of a tokenizer."""
+    return folder is not None and any(folder.glob("tokenizer*"))
+
+
+def copy_companions(source: Path, folder: Path, patterns: Sequence[str]) -> None:
+    """Copy the files that match one of the patterns."""
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         target = folder / path.relative_to(source)
         if target.exists() and target.samefile(path):
@@ -66,7 +71,7 @@ def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedToken
     """The tokenizer in an adapter's folder or a model's checkpoint, or None if none can be loaded."""
     model = weights.model
     origin, commit = model.name_or_path or "", _hub_commit(model)
-    if weights.folder is not None and any(weights.folder.glob("tokenizer*")):
+    if has_tokenizer(weights.folder):
         origin, commit = str(weights.folder), None
     if not origin or (commit is None and not any(Path(origin).glob("tokenizer*"))):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.placement import Placement
 from coram_hf.inputs.quantized import stored_quantized
+from coram_hf.inputs.surroundings import Surroundings
 from coram_hf.inputs.vocabulary import Vocabulary
 from coram_hf.inputs.weights import Target, Weights
 
@@ -84,7 +85,7 @@ class Inputs:
 
     targets: the parameters that are merged geometrically; outside: all other floating-point tensors;
     frozen: the rest, which stay as in the base.
-    tokenizer: that of the merged model, if it is not the one stored with the base.
+    surroundings: tokenizer, chat template and generation config, where they are not the base's.
     dtype: that of the result, by default the base's. device: where all matrices are merged, if it was given.
     placement: of the base, and so of the result; None: a model that accelerate has not placed.
     told: options that the report repeats.
@@ -96,7 +97,7 @@ class Inputs:
     targets: Mapping[str, Target]
     outside: tuple[str, ...]
     frozen: tuple[str, ...]
-    tokenizer: PreTrainedTokenizerBase | None = None
+    surroundings: Surroundings = field(default_factory=Surroundings)
     warnings: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     device: torch.device | None = None
@@ -108,6 +109,11 @@ class Inputs:
     def model(self) -> PreTrainedModel:
         """The model of the base."""
         return self.base.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer of the merged model, if it is not the one stored with the base."""
+        return self.surroundings.tokenizer
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -195,6 +201,7 @@ class Inputs:
             "dtype": str(self.dtype),
             "devices": [str(device) for device in self.devices],
             "vocabulary": self._vocabulary_hash(),
+            "surroundings": dict(self.surroundings.said),
             "files": {name: [fingerprint(path) for path in w.files] for name, w in self.named()},
         }
 

@@ -16,13 +16,14 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
-from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, fetch, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
+from coram_hf.inputs.surroundings import choose_surroundings, told_choices
 from coram_hf.inputs.targets import with_targets
+from coram_hf.inputs.tokenizers import choose_tokenizer, find_tokenizers
 from coram_hf.inputs.tokens import embedding_rows, match_vocabularies
 from coram_hf.inputs.weights import Weights
 
@@ -51,7 +52,6 @@ def open_inputs(
     check_options(options)
     trust_remote_code = options.get("trust_remote_code", False)
     allow_pickle = options.get("allow_pickle", False)
-    tokenizer, expert_tokenizers = options.get("tokenizer"), options.get("expert_tokenizers")
     dtype = output_dtype(options.get("dtype"))
     open_folder = partial(open_checkpoint, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     source = _open_base(base, open_folder)
@@ -75,23 +75,18 @@ def open_inputs(
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
-    unknown = set(expert_tokenizers or ()) - set(opened)
-    if unknown:
-        raise CoramError(
-            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; valid: {list(opened)}"
-        )
-
-    own = tokenizer or find_tokenizer(source, trust_remote_code)
-    theirs = {
-        name: (expert_tokenizers or {}).get(name) or find_tokenizer(weights, trust_remote_code)
-        for name, weights in opened.items()
-    }
+    tokenizers = find_tokenizers(source, opened, options)
+    chosen = choose_tokenizer(origin, opened, tokenizers, options)
     models = {name: weights.model for name, weights in opened.items()}
-    policy = options.get("vocabulary", "base")
-    rows, differences = match_vocabularies(origin, models, policy, own, theirs)
+    policy, another = options.get("vocabulary", "base"), None if tokenizers.given else chosen.tokenizer
+    rows, differences = match_vocabularies(
+        origin, models, policy, tokenizers.base, tokenizers.experts, another
+    )
+    surroundings = choose_surroundings(source, opened, tokenizers, chosen, rows, options)
     for name, weights in opened.items():
         warnings += _check_same_tensors(source, name, weights, rows.token_axis)
     told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
+    told |= told_choices(options, opened)
     inputs = Inputs(
         source,
         opened,
@@ -99,8 +94,8 @@ def open_inputs(
         targets={},
         outside=(),
         frozen=(),
-        tokenizer=rows.tokenizer or tokenizer,
-        warnings=(*differences, *warnings),
+        surroundings=surroundings,
+        warnings=(*differences, *surroundings.warnings, *warnings),
         dtype=dtype,
         device=device,
         placement=placed_as(origin),

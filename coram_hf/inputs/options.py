@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     Tokenizer = PreTrainedTokenizerBase
+    AnyTokenizer = str | Path | PreTrainedTokenizerBase | None
     Dtype = str | torch.dtype | None
     Device = str | torch.device | None
     DeviceMap = str | int | torch.device | Mapping[str, str | int | torch.device] | None
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Folder = str | Path | None
 else:  # read at run time by the command line, which starts without torch
     Tokenizer = Any
-    Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
+    AnyTokenizer = Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
 
 Policy = Literal["base", "union", "error"]
 
@@ -50,9 +51,28 @@ class MergeOptions(PlacementOptions, total=False):
     vocabulary: Annotated[
         Policy,
         "Tokens of the result: base keeps the base's, union adds the experts' new ones, error refuses "
-        "experts with another vocabulary.",
+        "experts with another vocabulary. By default those of the tokenizer that is chosen.",
     ]
-    tokenizer: Annotated[Tokenizer, PythonOnly(), "The base's, by default the one beside its checkpoint."]
+    tokenizer: Annotated[
+        AnyTokenizer,
+        "The result's: auto (default) takes the experts' if those that have one agree and it fits the "
+        "base's rows; base; an expert; or a folder with one. In Python also a tokenizer, as the base's.",
+    ]
+    chat_template: Annotated[
+        Folder,
+        "The result's: auto (default) takes the experts' if those that have one agree; base; an expert; or "
+        "a file.",
+    ]
+    generation_config: Annotated[
+        Folder,
+        "The result's sampling settings: auto (default) takes the experts' if they agree; base; an expert; "
+        "or a file.",
+    ]
+    special_tokens: Annotated[
+        Folder,
+        "The result's bos, eos and pad tokens: auto takes the experts' if they agree; base; an expert; or a "
+        "JSON file with eos_token_id and so on. By default as generation_config.",
+    ]
     expert_tokenizers: Annotated[
         Mapping[str, Tokenizer], PythonOnly(), "By expert; by default those beside the checkpoints."
     ]

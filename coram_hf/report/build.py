@@ -54,6 +54,7 @@ def build_plan(
         sizes={name: inputs.base.original(name).numel() for name in inputs.base},
         kinds={name: inputs.kinds[name] for name in inputs.base},
         vocabulary={name: dict(counts) for name, counts in inputs.vocabulary.counts.items()},
+        surroundings=dict(inputs.surroundings.said),
         warnings=(*inputs.warnings, *amplitude.warnings, *left_behind),
     )
 
@@ -97,6 +98,7 @@ def build_report(
         left_at_base=0.0 if plan.residual else survey.total_outside_share(),
         rounding_loss=0.0,
         vocabulary=plan.vocabulary,
+        surroundings=plan.surroundings,
         expert_kinds={name: expert.kind for name, expert in inputs.experts.items()},
         orthogonality_errors={
             name: expert.orthogonality_error

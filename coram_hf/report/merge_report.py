@@ -88,6 +88,7 @@ class MergeReport(Shown):
     adapter: if the merge is stored as an adapter, its PEFT type, and for LoRA the requested rank or energy
     and the relative error over all matrices; adapter_ranks, adapter_errors: by module.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
+    surroundings: whose tokenizer, chat template, generation config and special tokens the result has.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
@@ -134,6 +135,7 @@ class MergeReport(Shown):
     decorrelation: dict[str, float | None] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     neutral: dict[str, Any] = field(default_factory=dict)
+    surroundings: dict[str, str] = field(default_factory=dict)
 
     @property
     def effective_kappa(self) -> float | None:
@@ -229,6 +231,7 @@ class MergeReport(Shown):
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
                 **kind_lines(self.kinds),
+                **self.surroundings,
             },
             Table(
                 "Experts",

@@ -16,6 +16,7 @@ class MergePlan(Shown):
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
     equals the base (`dispersion` is infinite), and c_RMS is measured during the merge.
+    `surroundings` says whose tokenizer, chat template, generation config and special tokens the result has.
     `tied` maps the other names of a tied parameter to the name under which it is merged; `kinds` says what
     every parameter is: attention, mlp, norm and so on.
     """
@@ -35,6 +36,7 @@ class MergePlan(Shown):
     lam: float | None
     outside_share: dict[str, float]
     vocabulary: dict[str, dict[str, int]]
+    surroundings: dict[str, str]
     warnings: tuple[str, ...]
 
     @property
@@ -76,6 +78,7 @@ class MergePlan(Shown):
             *(f"  {kind}: {counted}" for kind, counted in kind_lines(self.kind_counts).items()),
             *(f"  {count} x {pattern}" for pattern, count in self.patterns.items()),
             *(f"  r({name}) = {r:.4g}" for name, r in self.relative_updates.items()),
+            *(f"  {part}: {whose}" for part, whose in self.surroundings.items()),
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
@@ -89,7 +92,8 @@ class MergePlan(Shown):
         return Facts(
             f"Plan: {self.line}",
             {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts}
-            | kind_lines(self.kind_counts),
+            | kind_lines(self.kind_counts)
+            | self.surroundings,
             Table(
                 "Experts",
                 ("expert", "r_i", "balance f_i", "update outside targets"),
