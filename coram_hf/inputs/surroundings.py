@@ -76,6 +76,9 @@ def choose_surroundings(
     rows = vocabulary.size or None
     generation = choose_generation(base.model, experts, found.brought, found.base, merged, rows, options)
     said = {"tokenizer": chosen.said} if merged is not None else {}
+    changes = generation.settings is not None or generation.ids or generation.warnings
+    if merged is not None or changes:
+        said |= generation.said
     if own is not None or template.value is not None or any(theirs.values()):
         said["chat template"] = template.said
     return Surroundings(
@@ -85,7 +88,7 @@ def choose_surroundings(
         template=template.value,
         new_template=changed,
         generation=generation,
-        said={**said, **generation.said},
+        said=said,
         warnings=(*warnings, *generation.warnings),
     )
 

@@ -88,7 +88,7 @@ def test_an_empty_line_ends_every_table(report):
     lines = render_card(replace(report, sources=sources, warnings=("Look.",))).content.splitlines()
     assert "Licenses of the parents: base: mit; math: mit; code: mit." in lines
     ends = [after for row, after in pairwise(lines) if row.startswith("|") > after.startswith("|")]
-    assert len(ends) == 6
+    assert len(ends) == 5
     assert set(ends) == {""}
     assert not [i for i in range(len(lines) - 1) if lines[i] == lines[i + 1] == ""]
 
