@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.config import Factors, factors_in
 from coram_hf.inputs.files import fingerprint
 from coram_hf.inputs.groups import find_groups
+from coram_hf.inputs.heads import Head
 from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.placement import Placement
@@ -88,7 +89,7 @@ class Inputs:
     surroundings: tokenizer, chat template and generation config, where they are not the base's.
     dtype: that of the result, by default the base's. device: where all matrices are merged, if it was given.
     placement: of the base, and so of the result; None: a model that accelerate has not placed.
-    told: options that the report repeats.
+    told: options that the report repeats. heads: those of the experts to save beside the merged backbone.
     """
 
     base: Weights
@@ -104,6 +105,7 @@ class Inputs:
     placement: Placement | None = None
     trust_remote_code: bool = False
     told: Mapping[str, Any] | None = None
+    heads: Mapping[str, Head] = field(default_factory=dict)
 
     @property
     def model(self) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
+from coram_hf.inputs.heads import match_heads
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, fetch, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
@@ -31,7 +33,7 @@ ModelSource = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
 ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource]
-TOLD = ("vocabulary", "trust_remote_code", "allow_pickle")
+TOLD = ("vocabulary", "heads", "trust_remote_code", "allow_pickle")
 """Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
 
@@ -75,6 +77,8 @@ def open_inputs(
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
+    matched = match_heads(source, opened, options.get("heads", "base"))
+    source, opened, origin = matched.base, matched.experts, matched.base.model
     tokenizers = find_tokenizers(source, opened, options)
     chosen = choose_tokenizer(origin, opened, tokenizers, options)
     models = {name: weights.model for name, weights in opened.items()}
@@ -94,8 +98,9 @@ def open_inputs(
         targets={},
         outside=(),
         frozen=(),
-        surroundings=surroundings,
-        warnings=(*differences, *surroundings.warnings, *warnings),
+        surroundings=replace(surroundings, said={**matched.said, **surroundings.said}),
+        heads=matched.heads,
+        warnings=(*matched.warnings, *differences, *surroundings.warnings, *warnings),
         dtype=dtype,
         device=device,
         placement=placed_as(origin),

@@ -28,6 +28,7 @@ else:  # read at run time by the command line, which starts without torch
     AnyTokenizer = Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
 
 Policy = Literal["base", "union", "error"]
+Heads = Literal["base", "drop", "keep"]
 
 
 class PlacementOptions(TypedDict, total=False):
@@ -76,6 +77,11 @@ class MergeOptions(PlacementOptions, total=False):
     expert_tokenizers: Annotated[
         Mapping[str, Tokenizer], PythonOnly(), "By expert; by default those beside the checkpoints."
     ]
+    heads: Annotated[
+        Heads,
+        "Where heads differ: base (default) keeps the base's and sets the experts' aside, drop merges the "
+        "backbones alone, keep also saves the head of every expert in a subfolder.",
+    ]
     dtype: Annotated[Dtype, "Dtype of the merged parameters; by default the base's."]
     device: Annotated[
         Device,
@@ -102,7 +108,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raise for an unknown option, with a suggestion, or for an invalid value."""
     known = merge_options()
     check_names(options, list(known), "merge option")
-    for name in ("vocabulary", "trust_remote_code", "allow_pickle", "progress"):
+    for name in ("vocabulary", "heads", "trust_remote_code", "allow_pickle", "progress"):
         if name in options:
             known[name].checked(options[name])
 

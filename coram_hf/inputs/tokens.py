@@ -30,8 +30,8 @@ def match_vocabularies(
     `chosen`: the merged model's tokenizer, if it is not the base's; the tokens that it has in common with the
     base's have the same numbers. Also returns a warning for every expert whose rows differ from the base's.
     """
-    token_axis = _token_axis(base)
-    if not token_axis:
+    axis = token_axis(base)
+    if not axis:
         return Vocabulary(), []
     if policy == "union" and tokenizer is None:
         raise CoramError('vocabulary="union" needs the base\'s tokenizer; pass tokenizer=')
@@ -75,7 +75,7 @@ def match_vocabularies(
     _require_owners(tokens, rows, new_rows)
     differs = bool(warnings or new_rows)
     return Vocabulary(
-        token_axis=token_axis,
+        token_axis=axis,
         size=size,
         new_rows=torch.tensor(new_rows, dtype=torch.long),
         rows=rows if differs else {},
@@ -91,7 +91,7 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 def has_tokens(model: PreTrainedModel) -> bool:
     """Whether a model has an embedding of tokens."""
-    return bool(_token_axis(model))
+    return bool(token_axis(model))
 
 
 def rows_by_index(size: int, own_size: int) -> Tensor:
@@ -113,7 +113,7 @@ def rows_by_token(tokens: Tokens, own: Tokens, size: int, own_size: int) -> Tens
     return rows
 
 
-def _token_axis(model: PreTrainedModel) -> dict[str, int]:
+def token_axis(model: PreTrainedModel) -> dict[str, int]:
     """The tensors with one entry per token: input and output embeddings, and BART's logit bias."""
     try:
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

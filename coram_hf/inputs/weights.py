@@ -7,8 +7,9 @@ import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from coram_hf.inputs.internals.models import hub_commit
 from coram_hf.inputs.offloaded import offloaded_tensors, tied_names
 
+T = TypeVar("T")
 Make = Callable[[], Tensor]
 MakeFactors = Callable[[], tuple[Tensor, Tensor]]
 """Makes B (outputs x r) and A (r x inputs) of an update B A of low rank."""
@@ -49,6 +51,7 @@ class Weights(Mapping[str, Tensor]):
     kind: "full", or the PEFT type of the adapter; adapter: the model with the adapter, and its name there.
     orthogonality_error: max |R^T R - I| of an OFT adapter.
     factors: of an adapter, those parameters whose update is of low rank.
+    fresh: parameters of the head that the checkpoint lacks, so that nothing has trained them.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Weights(Mapping[str, Tensor]):
         adapter: tuple[PeftModel, str] | None = None,
         orthogonality_error: float | None = None,
         factors: Mapping[str, MakeFactors] | None = None,
+        fresh: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.files = list(files)
@@ -73,6 +77,7 @@ class Weights(Mapping[str, Tensor]):
         self.adapter = adapter
         self.orthogonality_error = orthogonality_error
         self.factors = factors
+        self.fresh = tuple(fresh)
         self.location: str | None = model.name_or_path or None
         self.commit: str | None = hub_commit(model)
         self.folder: Path | None = None
@@ -113,10 +118,43 @@ class Weights(Mapping[str, Tensor]):
             model = self._load()
             state = model.state_dict(keep_vars=True)
             for name, tensor in self._tensors.items():
-                if state[name].dtype != tensor.dtype:
+                if state[name].dtype != tensor.dtype or name in self.fresh:
                     state[name].data = self[name].clone()
             return model
         return copy.deepcopy(self.model)
+
+    def seen_as(self, base: Weights, names: Mapping[str, str]) -> Weights:
+        """These weights under a base's names; `names` maps those to ours, and all others are the base's."""
+        seen = copy.copy(self)
+        ours = {name: self.tied.get(own, own) for name, own in names.items()}
+        made = {name for name, own in ours.items() if own in self.overrides or names[name] in self.overrides}
+        seen.tied = dict(base.tied)
+        seen._tensors = {n: self._tensors[ours[n]] if n in ours else base.original(n) for n in base}
+        seen.overrides = {name: base.overrides[name] for name in base if name in base.overrides.keys() - ours}
+        seen.overrides |= {name: partial(self.__getitem__, names[name]) for name in made}
+        seen._pieces = {name: self._pieces[own] for name, own in ours.items() if own in self._pieces}
+        if self.factors is not None:
+            seen.factors = {n: self.factors[own] for n, own in ours.items() if own in self.factors}
+        return seen
+
+    def backbone(self) -> Weights:
+        """The weights without the model's head, as those of a model of its own."""
+        inner, prefix = cast(PreTrainedModel, self.model.base_model), backbone_prefix(self.model)
+        load, buffers = self._load, self._buffers
+        found = Weights(
+            inner,
+            _without(prefix, self.overrides),
+            load=None if load is None else lambda: cast(PreTrainedModel, load().base_model),
+            buffers=None if buffers is None else lambda: _without(prefix, buffers()),
+            files=self.files,
+            pieces=_without(prefix, self._pieces),
+            warnings=self.warnings,
+            kind=self.kind,
+            fresh=list(_without(prefix, dict.fromkeys(self.fresh))),
+        )
+        inner.name_or_path = self.model.name_or_path
+        found.location, found.commit, found.folder = self.location, self.commit, self.folder
+        return found
 
     def other_buffers(self) -> dict[str, Tensor]:
         """The buffers that no checkpoint has, such as rotary frequencies, as the model was built with."""
@@ -130,6 +168,17 @@ class Weights(Mapping[str, Tensor]):
             start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             length = piece.data_ptr() + piece.numel() * piece.element_size() - start
             _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_WILLNEED)
+
+
+def backbone_prefix(model: PreTrainedModel) -> str:
+    """What the names of a model's backbone begin with; empty if it has no head."""
+    inner = model.base_model
+    return "" if inner is model else next(f"{name}." for name, m in model.named_modules() if m is inner)
+
+
+def _without(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """The values whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 MADV_WILLNEED = 3
