@@ -19,7 +19,7 @@ from coram_hf.inputs.kinds import head_names
 from coram_hf.inputs.options import Heads
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.tokens import token_axis
-from coram_hf.inputs.weights import Weights, backbone_prefix
+from coram_hf.inputs.weights import Renamed, Weights, backbone_prefix
 
 
 class Head(NamedTuple):
@@ -141,7 +141,7 @@ def _seen(
         whole = set(base) == matched.keys() | set(aside)
         extra = set(weights) - {weights.tied.get(own, own) for own in matched.values()}
         fits = whole and extra <= {*_head_names(weights), *weights.fresh}
-        seen[expert] = weights.seen_as(base, matched) if fits else weights
+        seen[expert] = Renamed(weights, base, matched) if fits else weights
     return seen
 
 

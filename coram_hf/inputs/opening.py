@@ -17,6 +17,7 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
+from coram_hf.inputs.config_differences import config_differences
 from coram_hf.inputs.heads import match_heads
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, fetch, parse_source
@@ -33,7 +34,7 @@ ModelSource = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
 ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource]
-TOLD = ("vocabulary", "heads", "trust_remote_code", "allow_pickle")
+TOLD = ("vocabulary", "heads", "allow_config_differences", "trust_remote_code", "allow_pickle")
 """Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
 
@@ -77,6 +78,7 @@ def open_inputs(
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
+    differing, insisted = config_differences(source, opened, options.get("allow_config_differences", False))
     matched = match_heads(source, opened, options.get("heads", "base"))
     source, opened, origin = matched.base, matched.experts, matched.base.model
     tokenizers = find_tokenizers(source, opened, options)
@@ -98,9 +100,9 @@ def open_inputs(
         targets={},
         outside=(),
         frozen=(),
-        surroundings=replace(surroundings, said={**matched.said, **surroundings.said}),
+        surroundings=replace(surroundings, said={**differing, **matched.said, **surroundings.said}),
         heads=matched.heads,
-        warnings=(*matched.warnings, *differences, *surroundings.warnings, *warnings),
+        warnings=(*insisted, *matched.warnings, *differences, *surroundings.warnings, *warnings),
         dtype=dtype,
         device=device,
         placement=placed_as(origin),

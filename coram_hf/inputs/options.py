@@ -82,6 +82,11 @@ class MergeOptions(PlacementOptions, total=False):
         "Where heads differ: base (default) keeps the base's and sets the experts' aside, drop merges the "
         "backbones alone, keep also saves the head of every expert in a subfolder.",
     ]
+    allow_config_differences: Annotated[
+        bool,
+        "Merge experts whose config makes the same weights compute something else (rope, activation, heads); "
+        "the merge has the base's config.",
+    ]
     dtype: Annotated[Dtype, "Dtype of the merged parameters; by default the base's."]
     device: Annotated[
         Device,
@@ -108,7 +113,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raise for an unknown option, with a suggestion, or for an invalid value."""
     known = merge_options()
     check_names(options, list(known), "merge option")
-    for name in ("vocabulary", "heads", "trust_remote_code", "allow_pickle", "progress"):
+    switches = [name for name, option in known.items() if option.kind is bool]
+    for name in ("vocabulary", "heads", *switches):
         if name in options:
             known[name].checked(options[name])
 

@@ -123,20 +123,6 @@ class Weights(Mapping[str, Tensor]):
             return model
         return copy.deepcopy(self.model)
 
-    def seen_as(self, base: Weights, names: Mapping[str, str]) -> Weights:
-        """These weights under a base's names; `names` maps those to ours, and all others are the base's."""
-        seen = copy.copy(self)
-        ours = {name: self.tied.get(own, own) for name, own in names.items()}
-        made = {name for name, own in ours.items() if own in self.overrides or names[name] in self.overrides}
-        seen.tied = dict(base.tied)
-        seen._tensors = {n: self._tensors[ours[n]] if n in ours else base.original(n) for n in base}
-        seen.overrides = {name: base.overrides[name] for name in base if name in base.overrides.keys() - ours}
-        seen.overrides |= {name: partial(self.__getitem__, names[name]) for name in made}
-        seen._pieces = {name: self._pieces[own] for name, own in ours.items() if own in self._pieces}
-        if self.factors is not None:
-            seen.factors = {n: self.factors[own] for n, own in ours.items() if own in self.factors}
-        return seen
-
     def backbone(self) -> Weights:
         """The weights without the model's head, as those of a model of its own."""
         inner, prefix = cast(PreTrainedModel, self.model.base_model), backbone_prefix(self.model)
@@ -168,6 +154,22 @@ class Weights(Mapping[str, Tensor]):
             start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             length = piece.data_ptr() + piece.numel() * piece.element_size() - start
             _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_WILLNEED)
+
+
+class Renamed(Weights):
+    """Weights under the names of a base; `names` maps those to their own, and all others are the base's."""
+
+    def __init__(self, own: Weights, base: Weights, names: Mapping[str, str]) -> None:
+        self.__dict__.update(vars(own))
+        first = {name: own.tied.get(found, found) for name, found in names.items()}
+        made = [n for n, found in names.items() if found in own.overrides or first[n] in own.overrides]
+        self.tied = dict(base.tied)
+        self._tensors = {n: own.original(names[n]) if n in names else base.original(n) for n in base}
+        self.overrides = {n: make for n, make in base.overrides.items() if n not in names}
+        self.overrides |= {name: partial(own.__getitem__, names[name]) for name in made}
+        self._pieces = {n: self._pieces[found] for n, found in first.items() if found in self._pieces}
+        if own.factors is not None:
+            self.factors = {n: own.factors[found] for n, found in first.items() if found in own.factors}
 
 
 def backbone_prefix(model: PreTrainedModel) -> str:
