@@ -31,6 +31,9 @@ def load_code(report: MergeReport) -> str:
                 'model = PeftModel.from_pretrained(base, "this/repository")',
             ]
         )
+    if report.library == "sentence-transformers":
+        use = 'SentenceTransformer("this/repository")\nembeddings = model.encode(["a text", "another"])'
+        return f"from sentence_transformers import SentenceTransformer\n\nmodel = {use}"
     return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("this/repository")'
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.inputs.internals.models import hub_commit
+from coram_hf.inputs.sentence_modules import MODULE_FILES
 from coram_hf.inputs.weights import Weights
 
 TOKENIZER_FILES = (
@@ -29,6 +31,11 @@ TOKENIZER_FILES = (
 )
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 CODE_FILES = ("*.py",)
+WRITTEN = (
+    *("config.json", "generation_config.json", "*.index.json", "coram_*.json", "heads/*"),
+    *("trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
+)
+"""Settings that every merge writes, and records of a training, which nothing reads."""
 
 logger = logging.getLogger("coram_hf")
 
@@ -41,7 +48,7 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
     if commit is None:
         return None
     try:
-        patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES]
+        patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES, *MODULE_FILES]
         return Path(snapshot_download(origin, revision=commit, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         logger.warning(
@@ -50,6 +57,18 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
             str(error).partition("\n")[0],
         )
         return None
+
+
+def left_out(folder: Path, copied: Sequence[str]) -> list[str]:
+    """Settings beside a checkpoint's weights that a merge neither copies nor writes anew."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        inside = [path] if path.is_file() else list(path.glob("*.json"))
+        names = {file.relative_to(folder).as_posix() for file in inside if file.suffix in (".json", ".jinja")}
+        known = (*TOKENIZER_FILES, *PROCESSOR_FILES, *WRITTEN, *copied)
+        if any(not any(fnmatch(name, pattern) for pattern in known) for name in names):
+            found.append(path.name if path.is_file() else f"{path.name}/")
+    return [name for name in found if not name.startswith(".")]
 
 
 def has_tokenizer(folder: Path | None) -> bool:

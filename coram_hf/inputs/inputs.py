@@ -132,6 +132,11 @@ class Inputs:
         return factors_in(factors, self.groups.get(name))
 
     @property
+    def library(self) -> str:
+        """The library that loads the result."""
+        return "transformers" if self.surroundings.modules is None else "sentence-transformers"
+
+    @property
     def floating(self) -> tuple[str, ...]:
         """The names of all floating-point tensors, targets first."""
         return (*self.targets, *self.outside)

@@ -24,6 +24,7 @@ from coram_hf.inputs.locate import Located, fetch, parse_source
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
+from coram_hf.inputs.sentence_modules import checkpoint_folder
 from coram_hf.inputs.surroundings import choose_surroundings, told_choices
 from coram_hf.inputs.targets import with_targets
 from coram_hf.inputs.tokenizers import choose_tokenizer, find_tokenizers
@@ -120,7 +121,7 @@ def _open_base(base: ModelSource | Weights, open_folder: OpenFolder) -> Weights:
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):
             raise CoramError(f"the base {str(base)!r} is an adapter; pass the model that it was trained on")
-        return _located(open_folder("the base", found.folder), found)
+        return _located(open_folder("the base", checkpoint_folder(found.folder)), found)
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     _require_model("the base", model)
     return Weights(without_adapters(dequantized("the base", cast(PreTrainedModel, model))))
@@ -142,10 +143,12 @@ def _open_expert(
         source = parse_source(str(expert))
         label = label or source.name
         found = fetch(source)
-        open_this = open_folder
-        if is_adapter(found.folder):
+        open_this, folder = open_folder, found.folder
+        if is_adapter(folder):
             open_this = partial(open_adapter, base, allow_pickle=allow_pickle)
-        yield label, _located(open_this(f"expert {label!r}", found.folder), found)
+        else:
+            folder = checkpoint_folder(folder)
+        yield label, _located(open_this(f"expert {label!r}", folder), found)
         return
     if isinstance(expert, PeftModel):
         adapters = open_adapters(f"expert {label or position!r}", expert)

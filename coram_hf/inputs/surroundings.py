@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from coram_hf.inputs.agreement import AUTO, BASE, Choice, choose
 from coram_hf.inputs.chat import Template, find_template, read_template, tokens_in
+from coram_hf.inputs.companions import left_out
 from coram_hf.inputs.generation import Generation, choose_generation
 from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.sentence_modules import MODULE_FILES, choose_modules, read_modules
 from coram_hf.inputs.tokenizers import ChosenTokenizer, Tokenizers
 from coram_hf.inputs.vocabulary import Vocabulary
 from coram_hf.inputs.weights import Weights
@@ -25,7 +27,8 @@ class Surroundings:
     tokenizer: of the merged model, with its chat template; None: the base's own. replaces_files: whether its
     files take the place of the base's; tokenizer_folder: where they are, if they can be copied.
     template: the chat template, if `new_template` says that it is not the one of these files.
-    said: what the plan says about each part.
+    modules: the folder of sentence-transformers whose modules are copied. said: what the plan says about each
+    part.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -34,6 +37,7 @@ class Surroundings:
     template: Template | None = None
     new_template: bool = False
     generation: Generation = field(default_factory=lambda: Generation(None, {}, {}, ()))
+    modules: Path | None = None
     said: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -81,6 +85,11 @@ def choose_surroundings(
         said |= generation.said
     if own is not None or template.value is not None or any(theirs.values()):
         said["chat template"] = template.said
+    modules, steps, differing = choose_modules(base, experts)
+    folder = _folder(base)
+    copied = () if modules is None else (*MODULE_FILES, *(f"{m.path}/*" for m in read_modules(modules)))
+    lost = [] if folder is None else left_out(folder, copied)
+    said |= steps | ({"left out": f"{', '.join(lost)}, beside the base's weights"} if lost else {})
     return Surroundings(
         tokenizer,
         replaces_files=chosen.tokenizer is not None or vocabulary.tokenizer is not None,
@@ -88,8 +97,9 @@ def choose_surroundings(
         template=template.value,
         new_template=changed,
         generation=generation,
+        modules=modules,
         said=said,
-        warnings=(*warnings, *generation.warnings),
+        warnings=(*warnings, *generation.warnings, *differing),
     )
 
 

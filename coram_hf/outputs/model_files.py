@@ -14,6 +14,7 @@ from coram_hf.inputs.companions import (
     copy_companions,
 )
 from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.sentence_modules import copy_modules
 from coram_hf.outputs.heads import save_heads
 from coram_hf.outputs.layout import Layout, write_index
 
@@ -54,6 +55,8 @@ def save_companions(inputs: Inputs, folder: Path) -> None:
         beside.tokenizer.save_pretrained(folder)
     if beside.new_template:
         write_template(folder, beside.template)
+    if beside.modules is not None:
+        copy_modules(beside.modules, folder)
     save_heads(inputs, folder)
     if getattr(inputs.model.config, "auto_map", None) and not inputs.trust_remote_code:
         logger.warning(

@@ -113,6 +113,7 @@ def build_report(
         kinds=plan.kind_counts,
         worst_condition=whole.slices.worst_condition or None,
         model_class=type(inputs.model).__name__,
+        library=inputs.library,
         dtype=None if inputs.dtype is None else str(inputs.dtype).removeprefix("torch."),
     ).with_rounding(whole.rounding_loss, dtype)
 

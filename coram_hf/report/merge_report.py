@@ -94,7 +94,8 @@ class MergeReport(Shown):
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
     kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
-    model_class: of the result; dtype, options: as requested; files: size and sha256 of the weight files.
+    model_class: of the result; library: that loads it; dtype, options: as requested; files: size and sha256
+    of the weight files.
     """
 
     method: str
@@ -136,6 +137,7 @@ class MergeReport(Shown):
     calibration: dict[str, Any] = field(default_factory=dict)
     neutral: dict[str, Any] = field(default_factory=dict)
     surroundings: dict[str, str] = field(default_factory=dict)
+    library: str = "transformers"
 
     @property
     def effective_kappa(self) -> float | None:
