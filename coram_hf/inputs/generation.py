@@ -101,6 +101,8 @@ def choose_generation(
                 f"{key} of expert {name!r} is {token}, which the merged vocabulary lacks; "
                 'vocabulary="union" (--vocabulary union) would add it'
             )
+        if key == "eos_token_id" and asked_ids == AUTO:
+            theirs = _all_ends(theirs)
         asked_id = BASE if asked_ids in theirs and theirs[str(asked_ids)] is None else asked_ids
         known = {name: theirs.get(name) for name in experts}
         choice = choose("special_tokens", asked_id, own, known, partial(_read_ids, key, own), noun=key)
@@ -208,6 +210,21 @@ def _translation(
             return None, str(error.args[0])
 
     return both
+
+
+def _all_ends(experts: Mapping[str, Ids | None]) -> dict[str, Ids | None]:
+    """The experts' ends of text; if those differ, but all have one in common, each gets all of them."""
+    ends = {name: _several(ids.generation) or _several(ids.config) for name, ids in experts.items() if ids}
+    if not ends or not set.intersection(*map(set, ends.values())):
+        return dict(experts)
+    if len({frozenset(own) for own in ends.values()}) == 1:
+        return {name: experts[next(iter(ends))] if ids else None for name, ids in experts.items()}
+    every = list(dict.fromkeys(token for own in ends.values() for token in own))
+    return {name: Ids(every, every) if ids else None for name, ids in experts.items()}
+
+
+def _several(found: Any) -> list[int]:
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def _plain(found: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ from coram_hf.inputs.tokens import embedding_rows, has_tokens
 from coram_hf.inputs.weights import Weights
 
 Tokenizer = PreTrainedTokenizerBase
+LENGTHS = re.compile(r'"(?:truncation|padding)":\{(?:[^{}]|\{[^{}]*\})*\}|"(?:truncation|padding)":null')
+"""The settings of a tokenizer that say how long texts become; both come before all others."""
 
 
 class Tokenizers(NamedTuple):
@@ -143,7 +145,8 @@ def _misfit(base: Tokenizer | None, chosen: Tokenizer, policy: str | None, rows:
 def _signature(tokenizer: Tokenizer) -> str:
     """A hash of all that decides the tokens of a text, and of the special tokens."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    content = json.loads(backend.to_str()) if backend is not None else {"class": type(tokenizer).__name__}
-    content |= {"padding": None, "truncation": None, "special": repr(tokenizer.special_tokens_map)}
-    content["vocabulary"] = sorted(tokenizer.get_vocab().items()) if backend is None else None
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    if backend is None:
+        text = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    else:
+        text = LENGTHS.sub("", backend.to_str(), count=2)
+    return hashlib.sha256(f"{text}{tokenizer.special_tokens_map!r}".encode()).hexdigest()

@@ -28,6 +28,9 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
     RobertaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
 )
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, MergeReport
@@ -199,6 +202,28 @@ def test_kept_heads_load_with_their_class_over_the_merged_backbone(tmp_path, sav
     assert result.report.surroundings["heads"].endswith("heads/ holds those of 'two', 'three'")
     with pytest.raises(CoramError, match="no head of 'four' was kept"):
         result.with_head("four")
+
+
+def test_image_classifiers_whose_names_on_disk_differ(tmp_path, saved):
+    torch.manual_seed(0)
+    shape = {key: SHAPE[key] for key in list(SHAPE)[:4]} | {"image_size": 16, "patch_size": 8}
+    base = ViTModel(ViTConfig(**shape)).eval()
+    experts = {f"e{i}": classifier(base, ViTForImageClassification, i, 3 + i) for i in range(2)}
+    sources = saved(base, experts)
+    merger = CoramMerger(*sources, heads="keep", progress=False)
+    merger.merge().save_pretrained(tmp_path / "saved")
+    merger.merge_to(tmp_path / "streamed")
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    for name, expert in experts.items():
+        logits = []
+        for way in ("saved", "streamed"):
+            folder = tmp_path / way / "heads" / name
+            loaded, info = ViTForImageClassification.from_pretrained(folder, output_loading_info=True)
+            assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+            assert torch.equal(loaded.classifier.weight, expert.classifier.weight)
+            logits.append(loaded(pixel_values=pixels).logits)
+        assert torch.equal(*logits)
+        assert not torch.equal(logits[0], expert(pixel_values=pixels).logits)
 
 
 @pytest.mark.parametrize("task", [TaskType.SEQ_CLS, TaskType.TOKEN_CLS])

@@ -86,6 +86,19 @@ def test_disagreement_is_a_warning_with_names_and_keeps_the_base(tmp_path):
     assert plan.surroundings["generation config"].startswith("that of 'math'")
 
 
+def test_ends_with_one_in_common_are_all_taken(tmp_path):
+    base, experts = instructed(
+        tmp_path, {"a": {"eos_token_id": [4, 5]}, "b": {"eos_token_id": 4}, "c": {"eos_token_id": [6, 4]}}
+    )
+    merger = CoramMerger(base, experts, progress=False)
+    assert merger.merge().model.generation_config.eos_token_id == [4, 5, 6]
+    assert not any("eos_token_id" in warning for warning in merger.inspect().warnings)
+    assert (
+        merger.inspect().surroundings["eos_token_id"]
+        == "[4, 5, 6], that of 'a', 'b', 'c'; the base's differs"
+    )
+
+
 def test_an_expert_without_a_template_has_no_say(tmp_path):
     base, experts = instructed(tmp_path, {"math": INSTRUCT, "plain": {}})
     plan = CoramMerger(base, experts, progress=False).inspect()
