@@ -16,6 +16,7 @@ from coram_hf.hub.again import command_line, entry_of, load_code, python_code
 from coram_hf.hub.calibration import calibration_text
 from coram_hf.hub.metadata import card_metadata, is_hub_source, licenses_of
 from coram_hf.hub.model_index import with_results
+from coram_hf.hub.surroundings import surroundings_text
 from coram_hf.hub.text import fenced, inline, number
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
@@ -158,7 +159,7 @@ def _section(report: MergeReport) -> str:
             parents=_parents(report),
             licenses=_license_list(report),
             adapter=_adapter(report),
-            surroundings=_surroundings(report),
+            surroundings=surroundings_text(report),
             counts=table(["", ""], _counts(report)),
             kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),
@@ -261,12 +262,6 @@ def _adapter(report: MergeReport) -> str:
             table(["matrix", "rank", "relative error"], worst),
         ]
     )
-
-
-def _surroundings(report: MergeReport) -> str:
-    """Whose tokenizer, template and special tokens the model has."""
-    rows = [(inline(part), inline(whose)) for part, whose in report.surroundings.items()]
-    return table(["", ""], rows) if rows and not report.adapter else ""
 
 
 def _counts(report: MergeReport) -> list[tuple[str, str]]:

@@ -80,10 +80,11 @@ def _backbones(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> 
         raise CoramError(f'heads="{policy}" needs a base that accelerate has not placed; remove device_map')
     base = base.backbone()
     names = {name: _names(base, weights) for name, weights in experts.items()}
-    seen = _seen(base, experts, names, _set_aside(base, experts, names))
+    aside = _set_aside(base, experts, names)
+    own = {name: _own_head(base, weights, names[name], aside) for name, weights in experts.items()}
     said, heads = f"dropped; the merge is a {base.class_name}", {}
     if policy == "keep":
-        heads = {name: head for name, weights in experts.items() if (head := _head(weights)).names}
+        heads = {name: _head(weights, own[name]) for name, weights in experts.items() if own[name]}
         said = f"the merge is a {base.class_name}; heads/ holds those of {listed(list(heads)) or 'no expert'}"
     lost = [
         f"the head of expert {name!r} lacks {_shown(head.weights.fresh)}, which no checkpoint holds: it must "
@@ -91,7 +92,7 @@ def _backbones(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> 
         for name, head in heads.items()
         if head.weights.fresh
     ]
-    return Matched(base, seen, heads, {"heads": said}, lost)
+    return Matched(base, _seen(base, experts, names, aside), heads, {"heads": said}, lost)
 
 
 def _names(base: Weights, expert: Weights) -> dict[str, str]:
@@ -151,9 +152,8 @@ def _head_names(weights: Weights) -> list[str]:
     return [name for name in weights if name in names]
 
 
-def _head(weights: Weights) -> Head:
-    names = tuple(name for name in _head_names(weights) if name not in weights.fresh)
-    return Head(type(weights.model), weights.model.config, weights, names)
+def _head(weights: Weights, names: Sequence[str]) -> Head:
+    return Head(type(weights.model), weights.model.config, weights, tuple(names))
 
 
 def _fresh(

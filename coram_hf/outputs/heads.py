@@ -43,13 +43,12 @@ def save_heads(inputs: Inputs, folder: Path) -> None:
     for name, head in inputs.heads.items():
         place = folder / FOLDER / folder_name(name, inputs.heads)
         place.mkdir(parents=True)
+        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in head.tensors().items()}
+        own = {key.removeprefix(backbone_prefix(head.weights.model)) for key in tensors}
         index: dict[str, str] = {}
         for number, path in enumerate(weights, start=1):
             linked = f"backbone-{number:05d}.safetensors"
-            _link(path, place / linked)
-            with safe_open(path, "pt") as file:
-                index |= dict.fromkeys(file.keys(), linked)
-        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in head.tensors().items()}
+            index |= dict.fromkeys(_link(path, place / linked, own), linked)
         save_file(tensors, place / HEAD, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, HEAD)
         text = json.dumps({"metadata": {}, "weight_map": dict(sorted(index.items()))}, indent=2)
@@ -64,12 +63,22 @@ def save_heads(inputs: Inputs, folder: Path) -> None:
                 shutil.copyfile(path, place / path.name)
 
 
-def _link(path: Path, place: Path) -> None:
-    """A second name for a file, or a copy where the disk has no such thing."""
+def _link(path: Path, place: Path, without: set[str]) -> list[str]:
+    """A second name for a file, or a copy where the disk has no such thing; returns the tensors in it.
+
+    A file with tensors that the head has as well, such as a pooler, is copied without these.
+    """
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+        if without.intersection(names):
+            kept = {name: file.get_tensor(name) for name in names if name not in without}
+            save_file(kept, place, metadata={"format": "pt"})
+            return list(kept)
     try:
         os.link(path, place)
     except OSError:
         shutil.copyfile(path, place)
+    return names
 
 
 def folder_name(name: str, heads: Mapping[str, Head]) -> str:

@@ -204,6 +204,28 @@ def test_kept_heads_load_with_their_class_over_the_merged_backbone(tmp_path, sav
         result.with_head("four")
 
 
+def test_a_pooler_that_not_all_experts_have_goes_with_the_head(tmp_path, saved):
+    base = bert()
+    experts = {
+        "whole": classifier(base, BertForSequenceClassification, 0),
+        "tokens": classifier(base, BertForTokenClassification, 1),
+    }
+    merger = CoramMerger(*saved(base, experts), heads="keep", progress=False)
+    result = merger.merge()
+    result.save_pretrained(tmp_path / "merged")
+    own = experts["whole"].bert.pooler.dense.weight
+    loaded, info = BertForSequenceClassification.from_pretrained(
+        tmp_path / "merged" / "heads" / "whole", output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for model in (loaded, result.with_head("whole")):
+        assert torch.equal(model.bert.pooler.dense.weight, own)
+        assert torch.equal(
+            model.bert.encoder.layer[1].output.dense.weight, result.model.encoder.layer[1].output.dense.weight
+        )
+    assert torch.equal(result.model.pooler.dense.weight, base.pooler.dense.weight)
+
+
 def test_image_classifiers_whose_names_on_disk_differ(tmp_path, saved):
     torch.manual_seed(0)
     shape = {key: SHAPE[key] for key in list(SHAPE)[:4]} | {"image_size": 16, "patch_size": 8}
@@ -254,6 +276,8 @@ def test_adapters_of_classifiers(tmp_path, task, language_head):
         loaded = auto.from_pretrained(tmp_path / "kept" / "heads" / name)
         assert torch.equal(loaded.classifier.weight, whole.classifier.weight)
         assert torch.equal(loaded.base_model.state_dict()[QUERY], kept.model.state_dict()[QUERY])
+        if not language_head and task == TaskType.SEQ_CLS:
+            assert torch.equal(loaded.bert.pooler.dense.weight, kept.model.pooler.dense.weight)
 
 
 def test_a_fresh_head_is_named(tmp_path):
