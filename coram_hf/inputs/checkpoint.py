@@ -71,6 +71,21 @@ def open_checkpoint(
     )
 
 
+def stored_names(model: PreTrainedModel) -> set[str] | None:
+    """The parameters of a loaded model that its local checkpoint has; None if that is not known."""
+    folder = Path(model.name_or_path or "/nowhere")
+    if not folder.is_dir():
+        return None
+    try:
+        tensors = read_tensors(folder, weight_files(folder, False))
+        bare = _skeleton("the base", folder, type(model), model.config)
+    except CoramError:
+        return None
+    found, tied = disk_names(bare, tensors), tied_names(bare)
+    names = {*found.keys, *(conversion.target for conversion in found.conversions)}
+    return names | {tied.get(name, name) for name in names}
+
+
 def read_config(who: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The config of a checkpoint folder."""
     path = folder / "config.json"

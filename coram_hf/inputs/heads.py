@@ -6,15 +6,16 @@ A backbone is what `base_model_prefix` names; everything outside it, and poolers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.agreement import grouped, listed
-from coram_hf.inputs.files import read_tensors, weight_files
+from coram_hf.inputs.checkpoint import stored_names
 from coram_hf.inputs.kinds import head_names
 from coram_hf.inputs.options import Heads
 from coram_hf.inputs.placement import placed_as
@@ -52,10 +53,11 @@ def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) ->
     """
     if policy != "base":
         return _backbones(base, experts, policy)
+    base.fresh = tuple(_fresh(base))
     names = {name: _names(base, weights) for name, weights in experts.items()}
     aside = _set_aside(base, experts, names)
     own = {name: _own_head(base, weights, names[name], aside) for name, weights in experts.items()}
-    fresh = _fresh(base, experts, names, aside)
+    fresh = _start_from_experts(base, experts, names, aside)
     if not aside and not any(own.values()):
         return Matched(base, dict(experts), {}, {}, [*_labels(base, experts), *fresh])
     warnings = [
@@ -156,32 +158,45 @@ def _head(weights: Weights, names: Sequence[str]) -> Head:
     return Head(type(weights.model), weights.model.config, weights, tuple(names))
 
 
-def _fresh(
+def _fresh(base: Weights) -> list[str]:
+    """The tensors of the base's head that are not in its checkpoint, so that nothing has trained them."""
+    if base.fresh or base.files or base.model.can_generate():
+        return list(base.fresh)
+    stored = stored_names(base.model)
+    return [] if stored is None else [name for name in _head_names(base) if name not in stored]
+
+
+def _start_from_experts(
     base: Weights,
     experts: Mapping[str, Weights],
     names: Mapping[str, Mapping[str, str]],
     aside: Sequence[str],
 ) -> list[str]:
-    """A warning if the base's head is in no expert and not in its checkpoint: nothing has trained it."""
-    nobody = [name for name in aside if not any(name in found for found in names.values())]
-    untrained = [name for name in nobody if name in base.fresh or _not_in_checkpoint(base, name)]
-    if not untrained:
-        return []
+    """Let a fresh head start from the mean of the experts'; warn of it, and of one that no expert has."""
+    shared = [name for name in base.fresh if name not in aside]
+    for name in shared:
+        owners = [(weights, names[expert][name]) for expert, weights in experts.items()]
+        base.overrides[name] = partial(_mean, owners, base.original(name).dtype)
+    alone = [n for n in base.fresh if n in aside and not any(n in found for found in names.values())]
+    who = f"the head of the base ({base.class_name}: "
     return [
-        f"the head of the base ({base.class_name}: {_shown(untrained)}) is in no expert and not in its "
-        'checkpoint: it is freshly initialised, and must be trained before use; heads="drop" leaves it out'
+        f"{who}{_shown(these)}) is {what}"
+        for these, what in (
+            (shared, "not in its checkpoint: it starts from the mean of the experts' heads"),
+            (
+                alone,
+                "in no expert and not in its checkpoint: it is freshly initialised, and must be trained "
+                'before use; heads="drop" (--heads drop) leaves it out',
+            ),
+        )
+        if these
     ]
 
 
-def _not_in_checkpoint(base: Weights, name: str) -> bool:
-    """Whether a loaded model comes from a local checkpoint without this tensor."""
-    folder = Path(base.model.name_or_path or "/nowhere")
-    if base.files or not folder.is_dir():
-        return False
-    try:
-        return name not in read_tensors(folder, weight_files(folder, False))
-    except CoramError:
-        return False
+def _mean(owners: Sequence[tuple[Weights, str]], dtype: torch.dtype) -> Tensor:
+    """The mean of one tensor over experts, each under its own name."""
+    total = sum((weights[name].to("cpu", torch.float64) for weights, name in owners), torch.zeros(()))
+    return (total / len(owners)).to(dtype)
 
 
 def _labels(base: Weights, experts: Mapping[str, Weights]) -> list[str]:

@@ -114,14 +114,12 @@ class Weights(Mapping[str, Tensor]):
 
     def copy_model(self) -> PreTrainedModel:
         """A new model in memory, with these weights; for a model that accelerate has not placed."""
-        if self._load is not None:
-            model = self._load()
-            state = model.state_dict(keep_vars=True)
-            for name, tensor in self._tensors.items():
-                if state[name].dtype != tensor.dtype or name in self.fresh:
-                    state[name].data = self[name].clone()
-            return model
-        return copy.deepcopy(self.model)
+        model = copy.deepcopy(self.model) if self._load is None else self._load()
+        state = model.state_dict(keep_vars=True)
+        for name, tensor in self._tensors.items():
+            if state[name].dtype != tensor.dtype or name in self.fresh:
+                state[name].data = self[name].to(state[name].device, copy=True)
+        return model
 
     def backbone(self) -> Weights:
         """The weights without the model's head, as those of a model of its own."""

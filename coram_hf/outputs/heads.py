@@ -13,13 +13,15 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.heads import Head
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.internals.models import put
+from coram_hf.inputs.kinds import head_names
 from coram_hf.inputs.offloaded import tied_names
 from coram_hf.inputs.weights import backbone_prefix
 from coram_hf.outputs.layout import without_data
@@ -37,14 +39,16 @@ NOT_OF_HEADS = (
 
 def save_heads(inputs: Inputs, folder: Path) -> None:
     """Write `heads/NAME` for every kept head; the backbone's files are linked, not written again."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
     weights = sorted(folder.glob("*.safetensors")) if inputs.heads else []
     others = [path for path in folder.iterdir() if path.is_file() and path.name not in NOT_OF_HEADS]
     for name, head in inputs.heads.items():
         place = folder / FOLDER / folder_name(name, inputs.heads)
+        shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in head.tensors().items()}
-        own = {key.removeprefix(backbone_prefix(head.weights.model)) for key in tensors}
+        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in _tensors(head, inputs).items()}
+        prefix, known = backbone_prefix(head.weights.model), head.weights.model.state_dict()
+        own = {key.removeprefix(prefix) for key in tensors}
+        own |= {key for key in head_names(inputs.model) if f"{prefix}{key}" not in known}
         index: dict[str, str] = {}
         for number, path in enumerate(weights, start=1):
             linked = f"backbone-{number:05d}.safetensors"
@@ -55,8 +59,7 @@ def save_heads(inputs: Inputs, folder: Path) -> None:
         (place / SAFE_WEIGHTS_INDEX_NAME).write_text(text + "\n", encoding="utf-8")
         config = copy.deepcopy(head.config)
         config.architectures = [head.model_class.__name__]
-        if inputs.new_size is not None:
-            config.get_text_config().vocab_size = inputs.new_size
+        _fit(config, inputs)
         config.save_pretrained(place)
         for path in others:
             if path.suffix != ".safetensors":
@@ -66,7 +69,7 @@ def save_heads(inputs: Inputs, folder: Path) -> None:
 def _link(path: Path, place: Path, without: set[str]) -> list[str]:
     """A second name for a file, or a copy where the disk has no such thing; returns the tensors in it.
 
-    A file with tensors that the head has as well, such as a pooler, is copied without these.
+    A file with tensors that the head has itself or has no use for, such as a pooler, is copied without these.
     """
     with safe_open(path, "pt") as file:
         names = list(file.keys())
@@ -96,14 +99,28 @@ def with_head(model: PreTrainedModel, inputs: Inputs, name: str) -> PreTrainedMo
     if name not in inputs.heads:
         raise CoramError(f"no head of {name!r} was kept; merge with heads='keep', found {list(inputs.heads)}")
     head = inputs.heads[name]
-    found, prefix, own = without_data(head.weights.model), backbone_prefix(head.weights.model), head.tensors()
-    merged = {f"{prefix}{key}": tensor for key, tensor in model.state_dict().items()} | own
+    found, prefix = without_data(head.weights.model), backbone_prefix(head.weights.model)
+    merged = {f"{prefix}{key}": tensor for key, tensor in model.state_dict().items()}
+    merged |= _tensors(head, inputs)
     tied = tied_names(found)
     for key, like in found.state_dict().items():
         tensor = merged.get(tied.get(key, key))
         put(found, key, torch.zeros_like(like, device=model.device) if tensor is None else tensor)
     for key, buffer in head.weights.other_buffers().items():
         put(found, key, buffer.to(model.device))
-    if inputs.new_size is not None:
-        found.config.get_text_config().vocab_size = inputs.new_size
+    _fit(found.config, inputs)
     return found.eval()
+
+
+def _tensors(head: Head, inputs: Inputs) -> dict[str, Tensor]:
+    """The parameters of a head, in the dtype of the result if one was asked for."""
+    found, dtype = head.tensors(), inputs.dtype
+    return {n: t if dtype is None or not t.is_floating_point() else t.to(dtype) for n, t in found.items()}
+
+
+def _fit(config: PreTrainedConfig, inputs: Inputs) -> None:
+    """Give an expert's config what the merged backbone has: its vocabulary, and its dtype if asked for."""
+    if inputs.new_size is not None:
+        config.get_text_config().vocab_size = inputs.new_size
+    if inputs.dtype is not None:
+        config.dtype = inputs.dtype

@@ -224,6 +224,11 @@ def test_a_pooler_that_not_all_experts_have_goes_with_the_head(tmp_path, saved):
             model.bert.encoder.layer[1].output.dense.weight, result.model.encoder.layer[1].output.dense.weight
         )
     assert torch.equal(result.model.pooler.dense.weight, base.pooler.dense.weight)
+    narrow = CoramMerger(*saved(base, experts), heads="keep", dtype="bfloat16", progress=False).merge()
+    narrow.save_pretrained(tmp_path / "narrow")
+    loaded = BertForTokenClassification.from_pretrained(tmp_path / "narrow" / "heads" / "tokens")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in narrow.with_head("tokens").parameters()} == {torch.bfloat16}
 
 
 def test_image_classifiers_whose_names_on_disk_differ(tmp_path, saved):
@@ -296,6 +301,29 @@ def test_a_fresh_head_is_named(tmp_path):
     result = merger.merge()
     assert type(result.model) is BertForSequenceClassification
     assert not result.model.classifier.weight.any()
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("residual", [None, "ta"])
+def test_a_fresh_head_starts_from_the_experts(tmp_path, loaded, residual):
+    """A classifier over a bare checkpoint, and experts with heads like it."""
+    bert().save_pretrained(tmp_path / "backbone")
+    config = json.loads((tmp_path / "backbone" / "config.json").read_text())
+    config["architectures"] = ["BertForSequenceClassification"]
+    (tmp_path / "backbone" / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(1)
+    fresh = AutoModelForSequenceClassification.from_pretrained(tmp_path / "backbone")
+    experts = {f"e{i}": fine_tuned(fresh, 0.1, i) for i in range(2)}
+    base = fresh if loaded else tmp_path / "backbone"
+    merger = CoramMerger(base, experts, CoramConfig(residual=residual), progress=False)
+    result = merger.merge()
+    mean = sum(expert.classifier.weight for expert in experts.values()) / 2
+    torch.testing.assert_close(result.model.classifier.weight, mean)
+    assert any("starts from the mean of the experts' heads" in warning for warning in result.report.warnings)
+    result.save_pretrained(tmp_path / "saved")
+    merger.merge_to(tmp_path / "streamed")
+    weights = [(tmp_path / way / "model.safetensors").read_bytes() for way in ("saved", "streamed")]
+    assert weights[0] == weights[1]
 
 
 def test_a_trained_head_is_not_called_fresh(tmp_path, saved):
