@@ -125,10 +125,10 @@ def copy_modules(root: Path, folder: Path) -> None:
 def _root(weights: Weights) -> Path | None:
     """The sentence-transformers folder that weights come from."""
     folder = weights.folder or Path(weights.model.name_or_path or "/nowhere")
-    for root in (folder, folder.parent):
-        if (root / MODULES).is_file() and folder in (root, checkpoint_folder(root)):
-            return root
-    return None
+    if (folder / MODULES).is_file():
+        return folder
+    inside = folder.name[:1].isdigit() and (folder.parent / MODULES).is_file()
+    return folder.parent if inside and checkpoint_folder(folder.parent) == folder else None
 
 
 def _description(root: Path) -> dict[str, Any]:
