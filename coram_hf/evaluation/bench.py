@@ -222,6 +222,8 @@ def _find_processor(inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Reade
     processor: Any = load_processor(folder, inputs.trust_remote_code)
     if inputs.tokenizer is not None:
         processor.tokenizer = tokenizer
+    if inputs.surroundings.new_template:
+        processor.chat_template = inputs.surroundings.template
     reader: Reader = processor
     return reader
 

@@ -13,6 +13,7 @@ from coram_hf.hub.calibration import calibration_text
 from coram_hf.hub.metadata import card_metadata, licenses_of
 from coram_hf.hub.model_index import with_results
 from coram_hf.hub.parents import license_list, parents_table, source_text, transplants_table
+from coram_hf.hub.surroundings import surroundings_text
 from coram_hf.hub.text import fenced, inline, number
 from coram_hf.hub.usage import usage_code
 from coram_hf.outputs.files import write_whole
@@ -140,6 +141,7 @@ def _section(report: MergeReport) -> str:
             licenses=license_list(report),
             transplants=transplants_table(report),
             adapter=_adapter(report),
+            surroundings=surroundings_text(report),
             counts=table(["", ""], _counts(report)),
             kinds=_kinds(report),
             warnings="\n".join(f"- {inline(warning)}" for warning in _warnings(report)),

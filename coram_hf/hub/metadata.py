@@ -32,13 +32,14 @@ def card_metadata(report: MergeReport, given: ModelCardData | None) -> ModelCard
     licenses = licenses_of(report)
     license_name = strictest(licenses)
     kind = [str(report.adapter["type"]).lower()] if report.adapter else []
+    embeds = [] if report.library == "transformers" else [report.library, "feature-extraction"]
     parents = dict(list(report.sources.items())[:1]) if kind else report.sources
     fields: dict[str, Any] = {
         "base_model": _hub_ids(parents) or None,
         "base_model_relation": "adapter" if kind else "merge",
-        "library_name": "peft" if kind else "transformers",
-        "pipeline_tag": pipeline_tag(report.model_class),
-        "tags": list(dict.fromkeys(["merge", "model-merging", report.method, "coram", *kind])),
+        "library_name": "peft" if kind else report.library,
+        "pipeline_tag": "sentence-similarity" if embeds else pipeline_tag(report.model_class),
+        "tags": list(dict.fromkeys(["merge", "model-merging", report.method, "coram", *kind, *embeds])),
         "license": license_name,
         "license_name": "see-parents" if license_name == "other" else None,
         "language": _together(report, "language"),

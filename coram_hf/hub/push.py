@@ -13,6 +13,7 @@ from coram_hf.errors import CoramError
 from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
 from coram_hf.hub.recipe import recipe_text
 from coram_hf.hub.upload import ADAPTER_CONFIG, LARGE, Size, upload, without_local_paths
+from coram_hf.outputs.heads import FOLDER as HEADS
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME
 from coram_hf.report.merge_report import REPORT_NAME, file_hashes
@@ -26,6 +27,7 @@ STALE = [
     "config.json",
     ADAPTER_CONFIG,
     EVAL_NAME,
+    f"{HEADS}/*",
 ]
 """Weights, scores and kind of an earlier push, which must not remain beside the new ones."""
 
@@ -131,13 +133,14 @@ def load_report(source: str | Path, *, revision: str | None = None, token: str |
 
 
 def _stale(api: HfApi, repository: str, revision: str | None, folder: Path) -> list[str]:
-    """Files of an earlier push at the top of the repository that this one does not replace."""
+    """Weights, settings and heads of an earlier push that this one does not replace."""
     try:
         names = api.list_repo_files(repository, revision=revision)
     except HfHubHTTPError:
         return []
     old = [name for name in names if any(fnmatch(name, pattern) for pattern in STALE)]
-    return [name for name in old if "/" not in name and not (folder / name).is_file()]
+    own = [name for name in old if "/" not in name or name.startswith(f"{HEADS}/")]
+    return [name for name in own if not (folder / name).is_file()]
 
 
 def _renew_card(

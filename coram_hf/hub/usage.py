@@ -21,6 +21,9 @@ PIPELINES = {
 }
 """What the pipelines of some tasks are asked."""
 
+EMBEDDING = ("from sentence_transformers import SentenceTransformer", "")
+ENCODE = 'embeddings = model.encode(["a text", "another"])'
+
 
 def companions_in(folder: Path) -> tuple[str, ...]:
     """Which of a tokenizer, its chat template and a processor are beside the weights in a folder."""
@@ -52,6 +55,8 @@ def usage_code(report: MergeReport, base: str) -> str:
     tag, kind = pipeline_tag(report.model_class), report.model_class or "AutoModel"
     if report.adapter:
         return _adapter(kind, base)
+    if report.library == "sentence-transformers":
+        return "\n".join([*EMBEDDING, f"model = SentenceTransformer({HERE})", ENCODE])
     makes: dict[str, Callable[[str, bool], str]] = {"text-generation": _text, "image-text-to-text": _image}
     needed = "processor" if tag in ("image-text-to-text", "image-classification") else "tokenizer"
     if needed in report.companions and tag in makes and kind.endswith(("LM", "LMHeadModel", "Generation")):

@@ -18,6 +18,7 @@ from coram_hf.inputs.internals.adapters import KEY_PREFIX, parameter_mark
 from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.oft import is_legacy, open_legacy
 from coram_hf.inputs.qlora import quantised_warning, trained_quantised
+from coram_hf.inputs.task_heads import with_task_head
 from coram_hf.inputs.weights import Weights
 
 KEEPS_BASE = ("gaussian", "orthogonal", "eva")
@@ -35,9 +36,12 @@ def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = 
     if is_legacy(state):
         opened = open_legacy(who, base, folder, state)
     else:
-        model = _load(base, folder, state, who)
+        config = _config(folder, who)
+        base = with_task_head(base, config, state)
+        model = _load(base, folder, config, state, who)
         opened = next(iter(open_adapters(who, model, base).values()))
         opened.warnings += _other_base(base, who, folder, model)
+        opened.fresh = tuple(name for name in base.fresh if name not in opened.overrides)
     opened.files += [folder / CONFIG_NAME, *folder.glob("adapter_model.*")]
     return opened
 
@@ -64,20 +68,25 @@ def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     return state
 
 
-def _load(base: Weights, folder: Path, state: dict[str, Tensor], who: str) -> PeftModel:
+def _config(folder: Path, who: str) -> PeftConfig:
+    """The config of an adapter that changes weights."""
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        PeftType(config.peft_type)
+        require_mergeable(who, config)
+        return config
+    except CoramError:
+        raise
+    except Exception as error:  # PEFT fails in many ways on damaged or foreign files
+        raise CoramError(f"{who}: {folder / CONFIG_NAME} is not a PEFT config ({reason(error)})") from error
+
+
+def _load(base: Weights, folder: Path, config: PeftConfig, state: dict[str, Tensor], who: str) -> PeftModel:
     """The adapter in a shadow of the base, with the embeddings resized to the adapter's if they differ.
 
     Parameters that the base builds on demand are replaced by zeros that take no memory; those that the
     adapter replaces, or that its initialisation writes to, are copied.
     """
-    try:
-        config = PeftConfig.from_pretrained(str(folder))
-        PeftType(config.peft_type)
-        require_mergeable(who, config)
-    except CoramError:
-        raise
-    except Exception as error:  # PEFT fails in many ways on damaged or foreign files
-        raise CoramError(f"{who}: {folder / CONFIG_NAME} is not a PEFT config ({reason(error)})") from error
     skeleton = shadow(base.model, hooks=False)  # with hooks, PEFT would write files to offload it anew
     for name in base.overrides:
         like = base.original(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.files import read_json, read_tensors, weight_files
 from coram_hf.inputs.internals.models import Conversion, custom_class, disk_names, put, without_initialization
+from coram_hf.inputs.kinds import find_kinds, head_names
+from coram_hf.inputs.offloaded import tied_names
 from coram_hf.inputs.quantized import dequantized, scheme
 from coram_hf.inputs.weights import Weights
 
@@ -49,7 +51,8 @@ def open_checkpoint(
         return Weights(_loaded_quantized(who, load, config), files=source_files)
     model = _skeleton(who, folder, cls, config)
     stored, unexpected = _by_memory_name(model, read_tensors(folder, files))
-    _fill(who, folder, model, stored)
+    fresh = _fresh_head(model, stored)
+    _fill(who, folder, model, stored | fresh)
     warnings = []
     if unexpected:
         warnings.append(
@@ -64,7 +67,23 @@ def open_checkpoint(
         files=source_files,
         pieces={name: found.pieces for name, found in stored.items()},
         warnings=warnings,
+        fresh=list(fresh),
     )
+
+
+def stored_names(model: PreTrainedModel) -> set[str] | None:
+    """The parameters of a loaded model that its local checkpoint has; None if that is not known."""
+    folder = Path(model.name_or_path or "/nowhere")
+    if not folder.is_dir():
+        return None
+    try:
+        tensors = read_tensors(folder, weight_files(folder, False))
+        bare = _skeleton("the base", folder, type(model), model.config)
+    except CoramError:
+        return None
+    found, tied = disk_names(bare, tensors), tied_names(bare)
+    names = {*found.keys, *(conversion.target for conversion in found.conversions)}
+    return names | {tied.get(name, name) for name in names}
 
 
 def read_config(who: str, folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
@@ -172,6 +191,21 @@ def _by_memory_name(model: PreTrainedModel, disk: dict[str, Tensor]) -> tuple[di
                 like, list(sources.values()), partial(_converted, conversion, sources, name)
             )
     return stored, unexpected
+
+
+def _fresh_head(model: PreTrainedModel, stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """What a checkpoint lacks of a head, as zeros or, for a norm, ones; not of a head that generates."""
+    if model.can_generate():
+        return {}
+    tied, kinds = tied_names(model), find_kinds(model)
+    lacking = head_names(model) - {tied.get(name, name) for name in stored}
+    found = {}
+    for name, like in model.named_parameters():
+        if name in lacking:
+            value = 1.0 if kinds[name] == "norm" and name.endswith("weight") else 0.0
+            tensor = torch.full(like.shape, value, dtype=next(iter(stored.values())).like.dtype)
+            found[name] = Stored(tensor.to("meta"), [tensor], tensor.detach)
+    return found
 
 
 def _converted(conversion: Conversion, sources: dict[str, Tensor], name: str) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.inputs.internals.models import hub_commit
+from coram_hf.inputs.sentence_modules import MODULE_FILES
 from coram_hf.inputs.weights import Weights
 
 TOKENIZER_FILES = (
@@ -28,6 +31,11 @@ TOKENIZER_FILES = (
 )
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 CODE_FILES = ("*.py",)
+WRITTEN = (
+    *("config.json", "generation_config.json", "*.index.json", "coram_*.json", "heads/*"),
+    *("trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
+)
+"""Settings that every merge writes, and records of a training, which nothing reads."""
 
 logger = logging.getLogger("coram_hf")
 
@@ -40,7 +48,7 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
     if commit is None:
         return None
     try:
-        patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES]
+        patterns = [*TOKENIZER_FILES, *PROCESSOR_FILES, *CODE_FILES, *MODULE_FILES]
         return Path(snapshot_download(origin, revision=commit, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         logger.warning(
@@ -51,9 +59,25 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
         return None
 
 
-def copy_companions(source: Path, folder: Path, with_code: bool) -> None:
-    """Copy tokenizer, template and processor files; Python files only if the user trusts them."""
-    patterns = (*TOKENIZER_FILES, *PROCESSOR_FILES, *(CODE_FILES if with_code else ()))
+def left_out(folder: Path, copied: Sequence[str]) -> list[str]:
+    """Settings beside a checkpoint's weights that a merge neither copies nor writes anew."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        inside = [path] if path.is_file() else list(path.glob("*.json"))
+        names = {file.relative_to(folder).as_posix() for file in inside if file.suffix in (".json", ".jinja")}
+        known = (*TOKENIZER_FILES, *PROCESSOR_FILES, *WRITTEN, *copied)
+        if any(not any(fnmatch(name, pattern) for pattern in known) for name in names):
+            found.append(path.name if path.is_file() else f"{path.name}/")
+    return [name for name in found if not name.startswith(".")]
+
+
+def has_tokenizer(folder: Path | None) -> bool:
+    """Whether a folder holds files of a tokenizer."""
+    return folder is not None and any(folder.glob("tokenizer*"))
+
+
+def copy_companions(source: Path, folder: Path, patterns: Sequence[str]) -> None:
+    """Copy the files that match one of the patterns."""
     for path in sorted({path for pattern in patterns for path in source.glob(pattern) if path.is_file()}):
         target = folder / path.relative_to(source)
         if target.exists() and target.samefile(path):
@@ -66,7 +90,7 @@ def find_tokenizer(weights: Weights, trust_remote_code: bool) -> PreTrainedToken
     """The tokenizer in an adapter's folder or a model's checkpoint, or None if none can be loaded."""
     model = weights.model
     origin, commit = model.name_or_path or "", _hub_commit(model)
-    if weights.folder is not None and any(weights.folder.glob("tokenizer*")):
+    if has_tokenizer(weights.folder):
         origin, commit = str(weights.folder), None
     if not origin or (commit is None and not any(Path(origin).glob("tokenizer*"))):
         return None

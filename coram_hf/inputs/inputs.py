@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from coram_hf.config import Factors, Place, factors_in
 from coram_hf.inputs.files import fingerprint
 from coram_hf.inputs.groups import find_groups, find_layers
+from coram_hf.inputs.heads import Head
 from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.inputs.placement import Placement
 from coram_hf.inputs.quantized import stored_quantized
+from coram_hf.inputs.surroundings import Surroundings
 from coram_hf.inputs.transplant import Transplant
 from coram_hf.inputs.vocabulary import Vocabulary
 from coram_hf.inputs.weights import Target, Weights
@@ -85,10 +87,10 @@ class Inputs:
 
     targets: the parameters that are merged geometrically; outside: all other floating-point tensors;
     frozen: the rest, which stay as in the base.
-    tokenizer: that of the merged model, if it is not the one stored with the base.
+    surroundings: tokenizer, chat template and generation config, where they are not the base's.
     dtype: that of the result, by default the base's. device: where all matrices are merged, if it was given.
     placement: of the base, and so of the result; None: a model that accelerate has not placed.
-    told: options that the report repeats.
+    told: options that the report repeats. heads: those of the experts to save beside the merged backbone.
     """
 
     base: Weights
@@ -97,18 +99,24 @@ class Inputs:
     targets: Mapping[str, Target]
     outside: tuple[str, ...]
     frozen: tuple[str, ...]
-    tokenizer: PreTrainedTokenizerBase | None = None
+    surroundings: Surroundings = field(default_factory=Surroundings)
     warnings: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     placement: Placement | None = None
     trust_remote_code: bool = False
     told: Mapping[str, Any] | None = None
+    heads: Mapping[str, Head] = field(default_factory=dict)
 
     @property
     def model(self) -> PreTrainedModel:
         """The model of the base."""
         return self.base.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer of the merged model, if it is not the one stored with the base."""
+        return self.surroundings.tokenizer
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -133,6 +141,11 @@ class Inputs:
     def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
         """Which of the given factors apply to a parameter, in expert order."""
         return factors_in(factors, self.groups.get(name))
+
+    @property
+    def library(self) -> str:
+        """The library that loads the result."""
+        return "transformers" if self.surroundings.modules is None else "sentence-transformers"
 
     @property
     def floating(self) -> tuple[str, ...]:
@@ -224,6 +237,7 @@ class Inputs:
             "dtype": str(self.dtype),
             "devices": [str(device) for device in self.devices],
             "vocabulary": self._vocabulary_hash(),
+            "surroundings": dict(self.surroundings.said),
             "files": {name: [fingerprint(path) for path in w.files] for name, w in self.named()},
         }
 

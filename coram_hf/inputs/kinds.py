@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from coram_hf.inputs.targets import CONVOLUTIONS, expert_counts, is_block_list, language_part
+from coram_hf.inputs.weights import backbone_prefix
 
 KINDS = (
     "attention",
@@ -43,6 +44,13 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 def find_kinds(model: PreTrainedModel) -> dict[str, str]:
     """The kind of every parameter and persistent buffer, by all of its names."""
     return dict(_Finder(model).kinds())
+
+
+def head_names(model: PreTrainedModel) -> set[str]:
+    """The parameters and buffers outside the backbone, and those of poolers inside it."""
+    kinds, prefix = find_kinds(model), backbone_prefix(model)
+    owners = {name.rpartition(".")[0] for name, kind in kinds.items() if kind == "head"}
+    return {n for n in kinds if not n.startswith(prefix) or n.rpartition(".")[0] in owners}
 
 
 class _Finder:

@@ -11,21 +11,24 @@ from typing import Any, cast
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
 from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
 from coram_hf.inputs.checks import check_same_architecture, check_same_tensors
-from coram_hf.inputs.companions import find_tokenizer
-from coram_hf.inputs.gguf import gguf_tokenizer, open_gguf
+from coram_hf.inputs.config_differences import config_differences
+from coram_hf.inputs.gguf import open_gguf
+from coram_hf.inputs.heads import match_heads
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.locate import Located, Source, fetch, gguf_in, parse_source, split_adapter
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
+from coram_hf.inputs.sentence_modules import checkpoint_folder
+from coram_hf.inputs.surroundings import choose_surroundings, told_choices
 from coram_hf.inputs.targets import Modules, with_targets
+from coram_hf.inputs.tokenizers import base_tokenizer, choose_tokenizer, find_tokenizers, tokenizer_of
 from coram_hf.inputs.tokens import match_vocabularies
 from coram_hf.inputs.transplant import OwnBases, check_transplanted_targets, transplanted
 from coram_hf.inputs.weights import Weights
@@ -34,7 +37,7 @@ ModelSource = PreTrainedModel | PeftModel | str | Path
 """A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
 ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource] | PeftModel
-TOLD = ("vocabulary", "trust_remote_code", "allow_pickle")
+TOLD = ("vocabulary", "heads", "allow_config_differences", "trust_remote_code", "allow_pickle")
 """Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
 
@@ -56,7 +59,6 @@ def open_inputs(
     check_options(options)
     trust_remote_code = options.get("trust_remote_code", False)
     allow_pickle = options.get("allow_pickle", False)
-    tokenizer, expert_tokenizers = options.get("tokenizer"), options.get("expert_tokenizers")
     dtype = output_dtype(options.get("dtype"))
     open_folder = partial(_open_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     if isinstance(experts, PeftModel):
@@ -72,9 +74,6 @@ def open_inputs(
             parse_source(str(given))
     source = _open_base(open_folder, "the base", base)
     origin = source.model
-    tokenizer = tokenizer or gguf_tokenizer(source)
-    own_tokenizer = tokenizer or find_tokenizer(source, trust_remote_code)
-    token_of = partial(_tokenizer_of, expert_tokenizers or {}, trust_remote_code)
     opened: dict[str, Weights] = {}
     warnings = list(source.warnings)
     pairs = list(experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts))
@@ -93,26 +92,28 @@ def open_inputs(
                 )
             check_same_architecture(start.model, name, weights.model)
             if start is not source:
-                tokenizers = token_of(None, start), token_of(name, weights)
-                weights, more = _transplant(source, own_tokenizer, start, name, weights, *tokenizers)
+                weights, more = _transplant(source, start, name, weights, options)
                 warnings += [warning for warning in (*start.warnings, *more) if warning not in warnings]
             opened[name] = weights
     if not opened:
         raise CoramError("no experts: pass at least one model fine-tuned from the base")
-    unknown = set(expert_tokenizers or ()) - set(opened)
-    if unknown:
-        raise CoramError(
-            f"expert_tokenizers: no expert is called {sorted(unknown)[0]!r}; valid: {list(opened)}"
-        )
-
     own_bases.require(list(opened))
-    theirs = {name: token_of(name, w) if w.transplant is None else None for name, w in opened.items()}
+    differing, insisted = config_differences(source, opened, options.get("allow_config_differences", False))
+    matched = match_heads(source, opened, options.get("heads", "base"))
+    source, opened, origin = matched.base, matched.experts, matched.base.model
+    tokenizers = find_tokenizers(source, opened, options)
+    speaking = {name: weights for name, weights in opened.items() if weights.transplant is None}
+    chosen = choose_tokenizer(origin, speaking, tokenizers, options)
     models = {name: weights.model for name, weights in opened.items()}
-    policy = options.get("vocabulary", "base")
-    rows, differences = match_vocabularies(origin, models, policy, own_tokenizer, theirs)
+    policy, another = options.get("vocabulary", "base"), None if tokenizers.given else chosen.tokenizer
+    rows, differences = match_vocabularies(
+        origin, models, policy, tokenizers.base, tokenizers.experts, another
+    )
+    surroundings = choose_surroundings(source, speaking, tokenizers, chosen, rows, options)
     for name, weights in opened.items():
         warnings += check_same_tensors(source, name, weights, rows.token_axis)
     told = {key: value for key in TOLD if (value := cast(Any, options).get(key)) not in (None, False)}
+    told |= told_choices(options, speaking)
     inputs = Inputs(
         source,
         opened,
@@ -120,8 +121,9 @@ def open_inputs(
         targets={},
         outside=(),
         frozen=(),
-        tokenizer=rows.tokenizer or tokenizer,
-        warnings=(*differences, *warnings),
+        surroundings=replace(surroundings, said={**differing, **matched.said, **surroundings.said}),
+        heads=matched.heads,
+        warnings=(*insisted, *matched.warnings, *differences, *surroundings.warnings, *warnings),
         dtype=dtype,
         device=device,
         placement=placed_as(origin),
@@ -140,7 +142,7 @@ def _open_base(open_folder: OpenFolder, who: str, base: ModelSource | Weights) -
         found = fetch(parse_source(str(base)))
         if is_adapter(found.folder):
             raise CoramError(f"{who} {str(base)!r} is an adapter; pass the model that it was trained on")
-        return _located(open_folder(who, found.folder), found)
+        return _located(open_folder(who, checkpoint_folder(found.folder)), found)
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     _require_model(who, model)
     return Weights(without_adapters(dequantized(who, cast(PreTrainedModel, model))))
@@ -166,10 +168,12 @@ def _open_expert(
             yield label, _open_adapted(f"expert {label!r}", source, adapter, open_folder, allow_pickle)
             return
         found = fetch(source)
-        open_this = open_folder
-        if is_adapter(found.folder):
+        open_this, folder = open_folder, found.folder
+        if is_adapter(folder):
             open_this = partial(open_adapter, base, allow_pickle=allow_pickle)
-        yield label, _located(open_this(f"expert {label!r}", found.folder), found)
+        else:
+            folder = checkpoint_folder(folder)
+        yield label, _located(open_this(f"expert {label!r}", folder), found)
         return
     if isinstance(expert, PeftModel):
         adapters = open_adapters(f"expert {label or position!r}", expert)
@@ -193,27 +197,17 @@ def _label(given: object, expert: ModelSource) -> object:
     return given or (parse_source(str(expert)).name if isinstance(expert, str | Path) else None)
 
 
-def _tokenizer_of(
-    given: Mapping[str, Tokenizer], trust_remote_code: bool, name: str | None, weights: Weights
-) -> Tokenizer | None:
-    """The tokenizer of an expert or, without a name, of another model."""
-    return given.get(name or "") or gguf_tokenizer(weights) or find_tokenizer(weights, trust_remote_code)
-
-
 def _transplant(
-    base: Weights,
-    base_tokenizer: Tokenizer | None,
-    own: Weights,
-    name: str,
-    expert: Weights,
-    own_tokenizer: Tokenizer | None,
-    tokenizer: Tokenizer | None,
+    base: Weights, own: Weights, name: str, expert: Weights, options: MergeOptions
 ) -> tuple[Weights, list[str]]:
     """An expert of its own base, checked against it, as an expert of the base; and warnings."""
+    trust, given = options.get("trust_remote_code", False), options.get("expert_tokenizers") or {}
+    tokenizer = given.get(name) or tokenizer_of(expert, trust)
+    ours, own_tokenizer = base_tokenizer(base, options), tokenizer_of(own, trust)
     models, tokenizers = {name: expert.model}, {name: tokenizer}
     within, differences = match_vocabularies(own.model, models, "base", own_tokenizer, tokenizers)
     differences += check_same_tensors(own, name, expert, within.token_axis)
-    onto, _ = match_vocabularies(base.model, {name: own.model}, "base", base_tokenizer, {name: own_tokenizer})
+    onto, _ = match_vocabularies(base.model, {name: own.model}, "base", ours, {name: own_tokenizer})
     return transplanted(base, own, name, expert, onto, within), differences
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     Tokenizer = PreTrainedTokenizerBase
     Source = PreTrainedModel | str | Path
+    AnyTokenizer = str | Path | PreTrainedTokenizerBase | None
     Dtype = str | torch.dtype | None
     Device = str | torch.device | None
     DeviceMap = str | int | torch.device | Mapping[str, str | int | torch.device] | None
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     Folder = str | Path | None
 else:  # read at run time by the command line, which starts without torch
     Tokenizer = Source = Any
-    Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
+    AnyTokenizer = Dtype = Device = DeviceMap = MaxMemory = Folder = str | None
 
 Policy = Literal["base", "union", "error"]
+Heads = Literal["base", "drop", "keep"]
 
 
 class PlacementOptions(TypedDict, total=False):
@@ -51,9 +53,28 @@ class MergeOptions(PlacementOptions, total=False):
     vocabulary: Annotated[
         Policy,
         "Tokens of the result: base keeps the base's, union adds the experts' new ones, error refuses "
-        "experts with another vocabulary.",
+        "experts with another vocabulary. By default those of the tokenizer that is chosen.",
     ]
-    tokenizer: Annotated[Tokenizer, PythonOnly(), "The base's, by default the one beside its checkpoint."]
+    tokenizer: Annotated[
+        AnyTokenizer,
+        "The result's: auto (default) takes the experts' if those that have one agree and it fits the "
+        "base's rows; base; an expert; or a folder with one. In Python also a tokenizer, as the base's.",
+    ]
+    chat_template: Annotated[
+        Folder,
+        "The result's: auto (default) takes the experts' if those that have one agree; base; an expert; or "
+        "a file.",
+    ]
+    generation_config: Annotated[
+        Folder,
+        "The result's sampling settings: auto (default) takes the experts' if they agree; base; an expert; "
+        "or a file.",
+    ]
+    special_tokens: Annotated[
+        Folder,
+        "The result's bos, eos and pad tokens: auto takes the experts' if they agree; base; an expert; or a "
+        "JSON file with eos_token_id and so on. By default as generation_config.",
+    ]
     expert_tokenizers: Annotated[
         Mapping[str, Tokenizer], PythonOnly(), "By expert; by default those beside the checkpoints."
     ]
@@ -61,6 +82,16 @@ class MergeOptions(PlacementOptions, total=False):
         Mapping[str, Source],
         "The base of an expert that was fine-tuned from another than this one, by the expert's name: its "
         "update is transplanted onto this base, where names and shapes agree.",
+    ]
+    heads: Annotated[
+        Heads,
+        "Where heads differ: base (default) keeps the base's and sets the experts' aside, drop merges the "
+        "backbones alone, keep also saves the head of every expert in a subfolder.",
+    ]
+    allow_config_differences: Annotated[
+        bool,
+        "Merge experts whose config makes the same weights compute something else (rope, activation, heads); "
+        "the merge has the base's config.",
     ]
     dtype: Annotated[Dtype, "Dtype of the merged parameters; by default the base's."]
     device: Annotated[
@@ -88,7 +119,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raise for an unknown option, with a suggestion, or for an invalid value."""
     known = merge_options()
     check_names(options, list(known), "merge option")
-    for name in ("vocabulary", "trust_remote_code", "allow_pickle", "progress"):
+    switches = [name for name, option in known.items() if option.kind is bool]
+    for name in ("vocabulary", "heads", *switches):
         if name in options:
             known[name].checked(options[name])
 

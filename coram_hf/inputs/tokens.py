@@ -23,20 +23,23 @@ def match_vocabularies(
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase | None,
     expert_tokenizers: Mapping[str, PreTrainedTokenizerBase | None],
+    chosen: PreTrainedTokenizerBase | None = None,
 ) -> tuple[Vocabulary, list[str]]:
     """Match every expert's rows with the base's, by token if the tokenizers are known, else by index.
 
-    Also returns a warning for every expert whose rows differ from the base's.
+    `chosen`: the merged model's tokenizer, if it is not the base's; the tokens that it has in common with the
+    base's have the same numbers. Also returns a warning for every expert whose rows differ from the base's.
     """
-    token_axis = _token_axis(base)
-    if not token_axis:
+    axis = token_axis(base)
+    if not axis:
         return Vocabulary(), []
     if policy == "union" and tokenizer is None:
         raise CoramError('vocabulary="union" needs the base\'s tokenizer; pass tokenizer=')
     base_size = embedding_rows(base)
-    merged = _with_new_tokens(tokenizer, expert_tokenizers) if policy == "union" else tokenizer
+    merged = _with_new_tokens(tokenizer, expert_tokenizers) if policy == "union" else chosen or tokenizer
     tokens = None if merged is None else merged.get_vocab()
-    new_rows = _new_rows(tokenizer, tokens, base_size) if policy == "union" else []
+    grows = policy == "union" or chosen is not None
+    new_rows = _new_rows(tokenizer, tokens, base_size) if grows else []
     size = max([base_size, *(row + 1 for row in new_rows)])
 
     rows: dict[str, Tensor] = {}
@@ -72,18 +75,23 @@ def match_vocabularies(
     _require_owners(tokens, rows, new_rows)
     differs = bool(warnings or new_rows)
     return Vocabulary(
-        token_axis=token_axis,
+        token_axis=axis,
         size=size,
         new_rows=torch.tensor(new_rows, dtype=torch.long),
         rows=rows if differs else {},
         counts=counts if differs else {},
-        tokenizer=merged if new_rows else None,
+        tokenizer=merged if new_rows and chosen is None else None,
     ), warnings
 
 
 def embedding_rows(model: PreTrainedModel) -> int:
     """The number of rows of the input embedding."""
     return len(cast(Tensor, model.get_input_embeddings().weight))
+
+
+def has_tokens(model: PreTrainedModel) -> bool:
+    """Whether a model has an embedding of tokens."""
+    return bool(token_axis(model))
 
 
 def rows_by_index(size: int, own_size: int) -> Tensor:
@@ -105,7 +113,7 @@ def rows_by_token(tokens: Tokens, own: Tokens, size: int, own_size: int) -> Tens
     return rows
 
 
-def _token_axis(model: PreTrainedModel) -> dict[str, int]:
+def token_axis(model: PreTrainedModel) -> dict[str, int]:
     """The tensors with one entry per token: input and output embeddings, and BART's logit bias."""
     try:
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -123,7 +131,7 @@ def _token_axis(model: PreTrainedModel) -> dict[str, int]:
 
 def _new_rows(tokenizer: PreTrainedTokenizerBase | None, tokens: Tokens | None, base_size: int) -> list[int]:
     """Merged rows of tokens that the base's tokenizer or embedding lacks."""
-    known = {} if tokenizer is None else tokenizer.get_vocab()
+    known = tokens or {} if tokenizer is None else tokenizer.get_vocab()
     return sorted(row for token, row in (tokens or {}).items() if token not in known or row >= base_size)
 
 

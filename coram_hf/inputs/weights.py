@@ -7,9 +7,9 @@ import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from peft import PeftModel
@@ -22,6 +22,7 @@ from coram_hf.inputs.offloaded import offloaded_tensors, tied_names
 if TYPE_CHECKING:
     from coram_hf.inputs.transplant import Transplant
 
+T = TypeVar("T")
 Make = Callable[[], Tensor]
 MakeFactors = Callable[[], tuple[Tensor, Tensor]]
 """Makes B (outputs x r) and A (r x inputs) of an update B A of low rank."""
@@ -54,6 +55,7 @@ class Weights(Mapping[str, Tensor]):
     orthogonality_error: max |R^T R - I| of an OFT adapter.
     factors: of an adapter, those parameters whose update is of low rank.
     transplant: how an expert with a base of its own was matched with the base of the merge.
+    fresh: parameters of the head that the checkpoint lacks, so that nothing has trained them.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Weights(Mapping[str, Tensor]):
         adapter: tuple[PeftModel, str] | None = None,
         orthogonality_error: float | None = None,
         factors: Mapping[str, MakeFactors] | None = None,
+        fresh: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.files = list(files)
@@ -78,6 +81,7 @@ class Weights(Mapping[str, Tensor]):
         self.adapter = adapter
         self.orthogonality_error = orthogonality_error
         self.factors = factors
+        self.fresh = tuple(fresh)
         self.location: str | None = model.name_or_path or None
         self.commit: str | None = hub_commit(model)
         self.folder: Path | None = None
@@ -130,14 +134,31 @@ class Weights(Mapping[str, Tensor]):
 
     def copy_model(self) -> PreTrainedModel:
         """A new model in memory, with these weights; for a model that accelerate has not placed."""
-        if self._load is not None:
-            model = self._load()
-            state = model.state_dict(keep_vars=True)
-            for name, tensor in self._tensors.items():
-                if state[name].dtype != tensor.dtype:
-                    state[name].data = self[name].clone()
-            return model
-        return copy.deepcopy(self.model)
+        model = copy.deepcopy(self.model) if self._load is None else self._load()
+        state = model.state_dict(keep_vars=True)
+        for name, tensor in self._tensors.items():
+            if state[name].dtype != tensor.dtype or name in self.fresh:
+                state[name].data = self[name].to(state[name].device, copy=True)
+        return model
+
+    def backbone(self) -> Weights:
+        """The weights without the model's head, as those of a model of its own."""
+        inner, prefix = cast(PreTrainedModel, self.model.base_model), backbone_prefix(self.model)
+        load, buffers = self._load, self._buffers
+        found = Weights(
+            inner,
+            _without(prefix, self.overrides),
+            load=None if load is None else lambda: cast(PreTrainedModel, load().base_model),
+            buffers=None if buffers is None else lambda: _without(prefix, buffers()),
+            files=self.files,
+            pieces=_without(prefix, self.pieces),
+            warnings=self.warnings,
+            kind=self.kind,
+            fresh=list(_without(prefix, dict.fromkeys(self.fresh))),
+        )
+        inner.name_or_path = self.model.name_or_path
+        found.location, found.commit, found.folder = self.location, self.commit, self.folder
+        return found
 
     def other_buffers(self) -> dict[str, Tensor]:
         """The buffers that no checkpoint has, such as rotary frequencies, as the model was built with."""
@@ -151,6 +172,33 @@ class Weights(Mapping[str, Tensor]):
             start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             length = piece.data_ptr() + piece.numel() * piece.element_size() - start
             _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_WILLNEED)
+
+
+class Renamed(Weights):
+    """Weights under the names of a base; `names` maps those to their own, and all others are the base's."""
+
+    def __init__(self, own: Weights, base: Weights, names: Mapping[str, str]) -> None:
+        self.__dict__.update(vars(own))
+        first = {name: own.tied.get(found, found) for name, found in names.items()}
+        made = [n for n, found in names.items() if found in own.overrides or first[n] in own.overrides]
+        self.tied = dict(base.tied)
+        self._tensors = {n: own.original(names[n]) if n in names else base.original(n) for n in base}
+        self.overrides = {n: make for n, make in base.overrides.items() if n not in names}
+        self.overrides |= {name: partial(own.__getitem__, names[name]) for name in made}
+        self.pieces = {n: self.pieces[found] for n, found in first.items() if found in self.pieces}
+        if own.factors is not None:
+            self.factors = {n: own.factors[found] for n, found in first.items() if found in own.factors}
+
+
+def backbone_prefix(model: PreTrainedModel) -> str:
+    """What the names of a model's backbone begin with; empty if it has no head."""
+    inner = model.base_model
+    return "" if inner is model else next(f"{name}." for name, m in model.named_modules() if m is inner)
+
+
+def _without(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+    """The values whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 MADV_WILLNEED = 3

@@ -185,19 +185,18 @@ def write_index(folder: Path, layout: Layout) -> None:
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
 
 
-def with_format(
-    model: PreTrainedModel, dtype: torch.dtype | None, vocabulary_size: int | None
-) -> PreTrainedModel:
-    """Convert the model in place to the dtype and vocabulary size of the result; buffers keep their dtype."""
-    if vocabulary_size is not None:
-        model.resize_token_embeddings(vocabulary_size, mean_resizing=False)
-    if dtype is not None:
+def with_format(model: PreTrainedModel, inputs: Inputs) -> PreTrainedModel:
+    """Give the model the result's dtype, vocabulary size and special tokens; buffers keep their dtype."""
+    if inputs.new_size is not None:
+        model.resize_token_embeddings(inputs.new_size, mean_resizing=False)
+    if inputs.dtype is not None:
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(dtype)
+                parameter.data = parameter.data.to(inputs.dtype)
+    inputs.surroundings.generation.apply(model)
     return model
 
 
 def skeleton(inputs: Inputs) -> PreTrainedModel:
     """The merged model without its data."""
-    return with_format(without_data(inputs.model), inputs.dtype, inputs.new_size)
+    return with_format(without_data(inputs.model), inputs)

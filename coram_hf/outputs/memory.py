@@ -67,7 +67,7 @@ def new_model(inputs: Inputs, merged: Collection[str] = ()) -> PreTrainedModel:
     if placement is not None:
         return placed_model(inputs, placement, lambda name: inputs.parameter(name).base, merged)
     with torch.inference_mode(False):
-        model = with_format(inputs.base.copy_model(), inputs.dtype, inputs.new_size)
+        model = with_format(inputs.base.copy_model(), inputs)
         if inputs.new_size is not None:
             state = model.state_dict()
             for name in inputs.vocabulary.token_axis:

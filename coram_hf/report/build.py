@@ -57,6 +57,7 @@ def build_plan(
         kinds={name: inputs.kinds[name] for name in inputs.base},
         vocabulary={name: dict(counts) for name, counts in inputs.vocabulary.counts.items()},
         transplants=inputs.transplants,
+        surroundings=dict(inputs.surroundings.said),
         warnings=(*inputs.warnings, *amplitude.warnings, *left_behind),
     )
 
@@ -100,6 +101,7 @@ def build_report(
         left_at_base=0.0 if plan.residual else survey.total_outside_share(),
         rounding_loss=0.0,
         vocabulary=plan.vocabulary,
+        surroundings=plan.surroundings,
         expert_kinds={name: expert.kind for name, expert in inputs.experts.items()},
         orthogonality_errors={
             name: expert.orthogonality_error
@@ -115,6 +117,7 @@ def build_report(
         kinds=plan.kind_counts,
         worst_condition=whole.slices.worst_condition or None,
         model_class=type(inputs.model).__name__,
+        library=inputs.library,
         dtype=dtype_name(inputs),
     ).with_rounding(whole.rounding_loss, dtype)
 

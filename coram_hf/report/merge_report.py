@@ -86,6 +86,7 @@ class MergeReport(Shown):
     adapter: if the merge is stored as an adapter, its PEFT type, and for LoRA the requested rank or energy
     and the relative error over all matrices; adapter_ranks, adapter_errors: by module.
     vocabulary: per expert, tokens matched, added and dropped, where vocabularies differ.
+    surroundings: whose tokenizer, chat template, generation config and special tokens the result has.
     sources: for the base ("") and every expert, the folder or Hub repository, its commit, a hash of its files
     (names, sizes, first megabytes), and the license, languages and datasets of its card, where known.
     companions: which of tokenizer, chat_template and processor were saved beside the weights.
@@ -93,7 +94,8 @@ class MergeReport(Shown):
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
     kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
-    model_class: of the result; dtype, options: as requested; files: size and sha256 of the weight files.
+    model_class: of the result; library: that loads it; dtype, options: as requested; files: size and sha256
+    of the weight files.
     """
 
     method: str
@@ -136,6 +138,8 @@ class MergeReport(Shown):
     neutral: dict[str, Any] = field(default_factory=dict)
     transplants: dict[str, dict[str, str]] = field(default_factory=dict)
     companions: tuple[str, ...] = ()
+    surroundings: dict[str, str] = field(default_factory=dict)
+    library: str = "transformers"
 
     @property
     def effective_kappa(self) -> float | None:
@@ -231,6 +235,7 @@ class MergeReport(Shown):
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
                 **kind_lines(self.kinds),
+                **self.surroundings,
             },
             Table(
                 "Experts",

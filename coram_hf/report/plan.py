@@ -20,6 +20,7 @@ class MergePlan(Shown):
 
     `kappa` and `lam` are None where they cannot be known yet: the rule has no answer when an expert
     equals the base (`dispersion` is infinite), and c_RMS is measured during the merge.
+    `surroundings` says whose tokenizer, chat template, generation config and special tokens the result has.
     `tied` maps the other names of a tied parameter to the name under which it is merged; `kinds` says what
     every parameter is: attention, mlp, norm and so on. `transplants` says for experts with a base of their
     own which tensors were matched, which stayed at the base, and which were left out.
@@ -41,6 +42,7 @@ class MergePlan(Shown):
     outside_share: dict[str, float]
     vocabulary: dict[str, dict[str, int]]
     transplants: Mapping[str, Transplant]
+    surroundings: dict[str, str]
     warnings: tuple[str, ...]
 
     @property
@@ -83,6 +85,7 @@ class MergePlan(Shown):
             *(f"  {count} x {pattern}" for pattern, count in self.patterns.items()),
             *(f"  r({name}) = {r:.4g}" for name, r in self.relative_updates.items()),
             *(f"  {what}: {words}" for what, words in transplant_lines(self.transplants).items()),
+            *(f"  {part}: {whose}" for part, whose in self.surroundings.items()),
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
@@ -97,7 +100,8 @@ class MergePlan(Shown):
             f"Plan: {self.line}",
             {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts}
             | kind_lines(self.kind_counts)
-            | transplant_lines(self.transplants),
+            | transplant_lines(self.transplants)
+            | self.surroundings,
             Table(
                 "Experts",
                 ("expert", "r_i", "balance f_i", "update outside targets"),

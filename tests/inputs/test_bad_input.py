@@ -44,6 +44,7 @@ def test_another_architecture(models):
 def test_a_missing_tensor(models):
     base, experts = models
     experts["shallow"] = tiny_llama(num_hidden_layers=1)
+    experts["shallow"].config.num_hidden_layers = 2
     refuse(base, experts, r"expert 'shallow' lacks tensor 'model\.layers\.1\..*and \d+ more")
 
 
@@ -56,6 +57,7 @@ def test_an_extra_tensor(models):
 def test_another_shape(models):
     base, experts = models
     experts["wide"] = tiny_llama(intermediate_size=48)
+    experts["wide"].config.intermediate_size = 44
     refuse(
         base, experts, r"'wide', tensor 'model\.layers\.0\.mlp.*shape \(48, 32\), but the base has \(44, 32\)"
     )

@@ -1,0 +1,224 @@
+"""Heads that differ: experts of other classes than the base, matched by their backbones.
+
+A backbone is what `base_model_prefix` names; everything outside it, and poolers inside it, is the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from coram_hf.errors import CoramError
+from coram_hf.inputs.agreement import grouped, listed
+from coram_hf.inputs.checkpoint import stored_names
+from coram_hf.inputs.kinds import head_names
+from coram_hf.inputs.options import Heads
+from coram_hf.inputs.placement import placed_as
+from coram_hf.inputs.tokens import token_axis
+from coram_hf.inputs.weights import Renamed, Weights, backbone_prefix
+
+
+class Head(NamedTuple):
+    """The head of one expert: the class and config of its model, and its parameters by name."""
+
+    model_class: type[PreTrainedModel]
+    config: PreTrainedConfig
+    weights: Weights
+    names: tuple[str, ...]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters of the head."""
+        return {name: self.weights[name] for name in self.names}
+
+
+class Matched(NamedTuple):
+    """Base and experts under the names of the result, the heads to keep, and what the plan says of heads."""
+
+    base: Weights
+    experts: dict[str, Weights]
+    heads: dict[str, Head]
+    said: dict[str, str]
+    warnings: list[str]
+
+
+def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> Matched:
+    """Set aside the heads that base and experts do not share, or all of them with drop and keep.
+
+    Experts that differ in more than their heads are returned as they are, for the checks that follow.
+    """
+    if policy != "base":
+        return _backbones(base, experts, policy)
+    base.fresh = tuple(_fresh(base))
+    names = {name: _names(base, weights) for name, weights in experts.items()}
+    aside = _set_aside(base, experts, names)
+    own = {name: _own_head(base, weights, names[name], aside) for name, weights in experts.items()}
+    fresh = _start_from_experts(base, experts, names, aside)
+    if not aside and not any(own.values()):
+        return Matched(base, dict(experts), {}, {}, [*_labels(base, experts), *fresh])
+    warnings = [
+        f"the head of expert {name!r} ({weights.class_name}: {_shown(own[name])}) is set aside: the merge is "
+        f'a {base.class_name}; heads="keep" (--heads keep) keeps the head of every expert'
+        for name, weights in experts.items()
+        if own[name]
+    ]
+    if set(aside) - set(base.fresh):
+        warnings.append(
+            f"the head of the base ({base.class_name}: {_shown(aside)}) is not merged, since not every "
+            "expert has one like it, and stays as it is"
+        )
+    having = [name for name in experts if own[name]]
+    said = f"the base's; those of {listed(having)} are set aside" if having else "the base's"
+    return Matched(base, _seen(base, experts, names, aside), {}, {"heads": said}, [*warnings, *fresh])
+
+
+def _backbones(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> Matched:
+    """Base and experts without their heads, which are those to keep."""
+    if placed_as(base.model) is not None:
+        raise CoramError(f'heads="{policy}" needs a base that accelerate has not placed; remove device_map')
+    base = base.backbone()
+    names = {name: _names(base, weights) for name, weights in experts.items()}
+    aside = _set_aside(base, experts, names)
+    own = {name: _own_head(base, weights, names[name], aside) for name, weights in experts.items()}
+    said, heads = f"dropped; the merge is a {base.class_name}", {}
+    if policy == "keep":
+        heads = {name: _head(weights, own[name]) for name, weights in experts.items() if own[name]}
+        said = f"the merge is a {base.class_name}; heads/ holds those of {listed(list(heads)) or 'no expert'}"
+    lost = [
+        f"the head of expert {name!r} lacks {_shown(head.weights.fresh)}, which no checkpoint holds: it must "
+        "be trained again before use"
+        for name, head in heads.items()
+        if head.weights.fresh
+    ]
+    return Matched(base, _seen(base, experts, names, aside), heads, {"heads": said}, lost)
+
+
+def _names(base: Weights, expert: Weights) -> dict[str, str]:
+    """The expert's name of every tensor of the base that it has, too."""
+    prefixes = backbone_prefix(base.model), backbone_prefix(expert.model)
+    found = {}
+    for name in base:
+        inside = name.startswith(prefixes[0])
+        own = prefixes[1] + name.removeprefix(prefixes[0]) if inside else name
+        if own in expert and own not in expert.fresh:
+            found[name] = own
+    return found
+
+
+def _set_aside(
+    base: Weights, experts: Mapping[str, Weights], names: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """The tensors of the base's head that an expert lacks, or has in another shape."""
+    axis, heads = token_axis(base.model), _head_names(base)
+    return [
+        name
+        for name in heads
+        if any(
+            name not in names[expert]
+            or (name not in axis and weights.original(names[expert][name]).shape != base.original(name).shape)
+            for expert, weights in experts.items()
+        )
+    ]
+
+
+def _own_head(base: Weights, expert: Weights, names: Mapping[str, str], aside: Sequence[str]) -> list[str]:
+    """The tensors of an expert's head that the merge does not have."""
+    used = {expert.tied.get(own, own) for name, own in names.items() if name not in aside}
+    known = {*used, *expert.fresh, *base.tied}
+    return [name for name in _head_names(expert) if name not in known]
+
+
+def _seen(
+    base: Weights,
+    experts: Mapping[str, Weights],
+    names: Mapping[str, Mapping[str, str]],
+    aside: Sequence[str],
+) -> dict[str, Weights]:
+    seen = {}
+    for expert, weights in experts.items():
+        matched = {name: own for name, own in names[expert].items() if name not in aside}
+        whole = set(base) == matched.keys() | set(aside)
+        extra = set(weights) - {weights.tied.get(own, own) for own in matched.values()}
+        fits = whole and extra <= {*_head_names(weights), *weights.fresh}
+        seen[expert] = Renamed(weights, base, matched) if fits else weights
+    return seen
+
+
+def _head_names(weights: Weights) -> list[str]:
+    """The tensors of the head, each once."""
+    names = head_names(weights.model)
+    return [name for name in weights if name in names]
+
+
+def _head(weights: Weights, names: Sequence[str]) -> Head:
+    return Head(type(weights.model), weights.model.config, weights, tuple(names))
+
+
+def _fresh(base: Weights) -> list[str]:
+    """The tensors of the base's head that are not in its checkpoint, so that nothing has trained them."""
+    if base.fresh or base.files or base.model.can_generate():
+        return list(base.fresh)
+    stored = stored_names(base.model)
+    return [] if stored is None else [name for name in _head_names(base) if name not in stored]
+
+
+def _start_from_experts(
+    base: Weights,
+    experts: Mapping[str, Weights],
+    names: Mapping[str, Mapping[str, str]],
+    aside: Sequence[str],
+) -> list[str]:
+    """Let a fresh head start from the mean of the experts'; warn of it, and of one that no expert has."""
+    shared = [name for name in base.fresh if name not in aside]
+    for name in shared:
+        owners = [(weights, names[expert][name]) for expert, weights in experts.items()]
+        base.overrides[name] = partial(_mean, owners, base.original(name).dtype)
+    alone = [n for n in base.fresh if n in aside and not any(n in found for found in names.values())]
+    who = f"the head of the base ({base.class_name}: "
+    return [
+        f"{who}{_shown(these)}) is {what}"
+        for these, what in (
+            (shared, "not in its checkpoint: it starts from the mean of the experts' heads"),
+            (
+                alone,
+                "in no expert and not in its checkpoint: it is freshly initialised, and must be trained "
+                'before use; heads="drop" (--heads drop) leaves it out',
+            ),
+        )
+        if these
+    ]
+
+
+def _mean(owners: Sequence[tuple[Weights, str]], dtype: torch.dtype) -> Tensor:
+    """The mean of one tensor over experts, each under its own name."""
+    total = sum((weights[name].to("cpu", torch.float64) for weights, name in owners), torch.zeros(()))
+    return (total / len(owners)).to(dtype)
+
+
+def _labels(base: Weights, experts: Mapping[str, Weights]) -> list[str]:
+    """A warning if heads are merged whose classes have other names."""
+    if not hasattr(base.model, "classifier") and not hasattr(base.model, "score"):
+        return []
+    named = {name: dict(w.model.config.id2label or {}) for name, w in {"the base": base, **experts}.items()}
+    given = {name: labels for name, labels in named.items() if not _numbered(labels)}
+    groups = grouped(given)
+    if len(groups) < 2:
+        return []
+    shown = [f"{', '.join(names)}: {list(labels.values())[:4]}" for labels, names in groups]
+    return [
+        f"the classes have other names ({' | '.join(shown)}): heads are merged class by class in the order "
+        'of their numbers; heads="keep" (--heads keep) keeps them apart'
+    ]
+
+
+def _numbered(labels: Mapping[Any, str]) -> bool:
+    """Whether classes only have the names that transformers gives them."""
+    return all(str(label).startswith("LABEL_") for label in labels.values())
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
