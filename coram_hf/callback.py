@@ -9,7 +9,6 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from coram_hf.baselines import open_merger
 from coram_hf.config import CoramConfig, check_names
@@ -20,7 +19,7 @@ from coram_hf.inputs.opening import ModelSource
 from coram_hf.methods.registry import DEFAULT, find_method
 from coram_hf.report import MergeReport
 
-CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 class CoramCallback(TrainerCallback):

@@ -13,7 +13,7 @@ import yaml
 from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require, result_name
 from coram_hf.config import CalibrationConfig, CoramConfig, Shared, check_names, options_of
 from coram_hf.errors import CoramError
-from coram_hf.inputs.locate import parse_source
+from coram_hf.inputs.locate import parse_source, split_adapter
 from coram_hf.inputs.options import text_options
 from coram_hf.methods.registry import DEFAULT, find_method
 
@@ -188,7 +188,7 @@ def _sources(experts: Any) -> tuple[list[str] | dict[str, str], dict[str, str]]:
             f"experts must be sources or {{source, base}}, as a list or by name, found {experts!r}"
         )
     bases = {
-        str(name) if name is not None else parse_source(value["source"]).name: value["base"]
+        str(name) if name is not None else parse_source(split_adapter(value["source"])[0]).name: value["base"]
         for name, value in found
         if "base" in value
     }

@@ -71,7 +71,8 @@ def open_inputs(
     named = experts.values() if isinstance(experts, Mapping) else experts
     for given in (base, *named, *own_bases.sources):
         if isinstance(given, str | Path):
-            parse_source(str(given))
+            for part in filter(None, split_adapter(str(given))):
+                parse_source(part)
     source = _open_base(open_folder, "the base", base)
     origin = source.model
     opened: dict[str, Weights] = {}
@@ -194,7 +195,9 @@ def _open_expert(
 
 def _label(given: object, expert: ModelSource) -> object:
     """The name of an expert, as far as it is known before it is opened."""
-    return given or (parse_source(str(expert)).name if isinstance(expert, str | Path) else None)
+    if given or not isinstance(expert, str | Path):
+        return given
+    return parse_source(split_adapter(str(expert))[0]).name
 
 
 def _transplant(

@@ -127,7 +127,7 @@ class Baseline:
         n_experts = len(inputs.experts)
         self.check_count(n_experts)
         weights = typical_weights(shared.weights, n_experts, map(inputs.place, inputs.floating))
-        members = inputs.members if self.mergekit_base == "member" else ()
+        members = inputs.members if self.mergekit_base != "required" else ()
         return Strength(weights, shared.balance, lam=1.0, amplitude=shared.amplitude, members=members)
 
     def config(self, parameters: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from helpers.models import fine_tuned, tiny_llama
 from safetensors.torch import load_file, save_file
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
-from coram_hf.hub import card
+from coram_hf.hub import publish
 
 LINE = CoramConfig.from_line("full.ta")
 
@@ -39,7 +39,7 @@ def test_a_figure_that_cannot_be_drawn_loses_nothing(suite, monkeypatch, caplog)
         raise TypeError("no such axis")
 
     with monkeypatch.context() as patched:
-        patched.setattr(card, "draw_updates", broken)
+        patched.setattr(publish, "draw_updates", broken)
         with pytest.raises(TypeError, match="no such axis"):
             merger(suite).merge_to(suite / "merged")
     assert not (suite / "merged").exists()
@@ -88,7 +88,7 @@ def test_models_in_memory_leave_nothing_behind(suite, monkeypatch):
     base = tiny_llama()
     experts = [fine_tuned(base, 0.02, seed) for seed in range(2)]
     before = sorted(suite.iterdir())
-    monkeypatch.setattr(card, "draw_updates", lambda *_: 1 / 0)
+    monkeypatch.setattr(publish, "draw_updates", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         CoramMerger(base, experts, progress=False).merge_to(suite / "merged")
     assert sorted(suite.iterdir()) == before

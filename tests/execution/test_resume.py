@@ -177,6 +177,7 @@ def test_a_disk_that_cannot_set_room_aside_gets_zeros_first(suite, monkeypatch, 
 
 
 def test_an_interrupt_says_how_to_go_on(suite, caplog):
+    caplog.set_level("INFO", logger="coram_hf")
     stopped(suite, "interrupted", KeyboardInterrupt())
     assert "stopped; run the same command again to resume" in caplog.text
     run(suite, "interrupted")

@@ -197,6 +197,7 @@ def test_everything_needed_to_run_the_result_is_in_the_folder(tmp_path, trusted)
         "tokenizer_config.json",
         "chat_template.jinja",
         "preprocessor_config.json",
+        "coram_recipe.yaml",
         "coram_report.json",
         "README.md",
         "figures",

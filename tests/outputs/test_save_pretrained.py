@@ -22,7 +22,7 @@ def broken(monkeypatch):
     def fail(*_, **__):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("coram_hf.hub.card.file_hashes", fail)
+    monkeypatch.setattr("coram_hf.hub.publish.file_hashes", fail)
 
 
 def test_a_save_that_fails_leaves_no_folder(result, tmp_path, monkeypatch):
