@@ -70,13 +70,15 @@ def signed(found: Interval) -> str:
 
 
 def overview(suites: Mapping[str, Mapping[str, Row]], names: Mapping[str, str]) -> str:
-    """Rows by suite, their average over suites, and how far the recommended merge is above each."""
+    """Rows by suite, their average over suites, and how far the recommended merge is above each.
+
+    Only suites of which all rows of the overviews are scored take part.
+    """
+    suites = {name: rows for name, rows in suites.items() if {*STEPS, *RIVALS} <= rows.keys()}
     header = ["", *(SUITES[name].title for name in suites), "average", f"{OURS} is above by"]
     lines = []
     for row, title in names.items():
-        known = {name: rows[row] for name, rows in suites.items() if row in rows}
-        if len(known) < len(suites):
-            continue
+        known = {name: rows[row] for name, rows in suites.items()}
         mean = sum(average(found) for found in known.values()) / len(known)
         above = "" if row in (OURS, "experts") else signed(difference(suites, OURS, row))
         cells = [percent(interval(found)) for found in known.values()]

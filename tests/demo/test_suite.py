@@ -34,7 +34,7 @@ from suites import PROMPTS, SUITES  # noqa: E402
 from train import EVEN, EXPERTS, HARD  # noqa: E402
 
 RESULTS = {part: tables.read(part) for part in ("validation", "test")}
-LORA = [name for name in SUITES if name.startswith("lora")]
+LORA = [name for name in RESULTS["test"] if name.startswith("lora")]
 LIMIT = 40 * 2**20
 
 
