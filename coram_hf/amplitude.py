@@ -55,8 +55,8 @@ class Strength:
     """The requested strength of a merge; a method without amplification has lam = 1.
 
     weights: w_i, summing to 1. threshold: D at which the kappa rule changes. step: lambda = kappa * scale is
-    rounded to a multiple of it. factors: given ones, in place of a balance. amplitude: a for
-    lambda = a * c_RMS, in place of kappa and lambda. members: experts that are the base itself, on purpose.
+    rounded to a multiple of it. factors: f_i as given, in place of a balance. amplitude: a for
+    lambda = a * c_RMS, in place of kappa and lambda. members: experts that are deliberately the base itself.
     """
 
     weights: tuple[float, ...]
@@ -74,8 +74,8 @@ class Strength:
     def of(cls, config: CoramConfig, n_experts: int, targets: Iterable[Place] = ()) -> Strength:
         """The strength requested by a configuration; after decorrelation, the scale is always c_RMS.
 
-        So it is for the neutral scale, which is measured on a merge that is finished. `targets`: where the
-        targets are, for weights that differ by layer or module.
+        It is c_RMS for the neutral scale as well, which is measured later, on the finished merge. `targets`:
+        the places of the targets, for weights that differ by layer or module.
         """
         by_size = config.scale == "sqrt_n" and config.decorrelate is None
         return cls(

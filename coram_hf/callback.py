@@ -1,4 +1,4 @@
-"""CoramCallback: merge checkpoints or experts at the end of a training with transformers or TRL."""
+"""CoramCallback: merge checkpoints or experts when training with transformers or TRL ends."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 class CoramCallback(TrainerCallback):
     """Merges when training ends, into a folder, and pushes the result if asked to.
 
-    With `experts`, the trained model is merged with them; without, the checkpoints that the training has
-    saved are merged with each other. folder, report: where the merge is, and its report, once it is made.
+    With `experts`, the trained model is merged with them; without, the checkpoints saved during training are
+    merged with each other. folder, report: where the merge is, and its report, once it is made.
 
     Args:
         experts: other experts of the same base, by name, as for `CoramMerger`.
@@ -65,7 +65,7 @@ class CoramCallback(TrainerCallback):
             )
         if experts is not None and last is not None:
             raise CoramError(
-                "last counts checkpoints, and the trained model is merged with experts; remove it"
+                "last selects checkpoints, but with experts only the trained model is merged; remove last"
             )
         if last is not None and last < 1:
             raise CoramError(f"last must be a positive integer, found {last!r}")
@@ -81,7 +81,7 @@ class CoramCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Raise what would fail after the training: no base, an existing folder, weights in parts."""
+        """Raise for what would fail after training: no base, an existing folder, sharded weights."""
         self.folder = self.folder or Path(str(args.output_dir)) / "merged"
         if self.folder.exists() and not self._overwrite:
             raise CoramError(
@@ -96,7 +96,7 @@ class CoramCallback(TrainerCallback):
         if self._experts is not None and (args.deepspeed or args.fsdp):
             raise CoramError(
                 "CoramCallback: with DeepSpeed or FSDP no process has the whole trained model; save it, and "
-                "merge it with the experts afterwards"
+                "merge it with the experts after training"
             )
         if self._experts is None and str(args.save_strategy) in ("no", "SaveStrategy.NO"):
             raise CoramError('CoramCallback: save_strategy="no" saves no checkpoints to merge; pass experts=')
@@ -104,7 +104,7 @@ class CoramCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Merge, in all processes of the training together, and push from the first."""
+        """Merge, with all processes taking part, and push from the first."""
         assert self.folder is not None
         assert self._base is not None
         experts = dict(self._experts or {})
@@ -127,7 +127,7 @@ def origin_of(model: object) -> str | None:
 
 
 def checkpoints(folder: Path, last: int | None) -> dict[str, Path]:
-    """The checkpoints that a training has saved in its output folder, in order; the last ones, or all."""
+    """The checkpoints in the output folder of a training run, in order; the last ones, or all."""
     steps = {int(found[1]): path for path in folder.iterdir() if (found := CHECKPOINT.fullmatch(path.name))}
     chosen = [steps[step] for step in sorted(steps)][-last if last else None :]
     if not chosen:

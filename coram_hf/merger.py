@@ -62,8 +62,8 @@ class Merger:
     ) -> None:
         """`opening`: seconds that opening the inputs took.
 
-        `calibrate`: the prompts to calibrate every merge on; `chosen`: the report of the merge in memory that
-        lambda, and factors if any, were found by.
+        `calibrate`: the prompts to calibrate every merge on; `chosen`: the report of the in-memory merge
+        that found lambda, and factors if any.
         """
         check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
@@ -215,7 +215,7 @@ class Merger:
         """The merger with the lambda, and factors if any, that a merge of these inputs in memory finds."""
         if Processes.find().count > 1:
             raise CoramError(
-                'calibrate and scale="neutral" work in one process; repeat the merge from its report in more'
+                'calibrate and scale="neutral" need a single process; then repeat the merge from its report'
             )
         report = self.merge(keep_update=False).report
         choice = choose_coram(CoramConfig.from_report(report))

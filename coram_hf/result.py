@@ -207,7 +207,7 @@ class MergeResult(Shown):
         `PreTrainedModel.save_pretrained`; a model with offloaded parts is written one parameter at a time,
         and takes `max_shard_size` and `save_original_format`. Tokenizer, chat template and processor files
         are the base's, or those of the merged tokenizer; custom code is copied only if it is trusted. The
-        files appear when all of them are complete; other files in the folder stay, but not earlier weights.
+        files appear when all of them are complete. Earlier weights are removed; other files stay.
         """
         target, offloaded = Path(folder).expanduser(), is_partly_offloaded(self.model)
         if target.exists() and not target.is_dir():
@@ -252,7 +252,7 @@ class MergeResult(Shown):
 
 
 def _core_each(work: Callable[[str], object], names: Collection[str], label: str, progress: bool) -> None:
-    """Do some work for every name, on one core each, with a bar."""
+    """Run a function for every name, each on one core, with a progress bar."""
     with Progress(label, len(names), progress, unit="tensors") as bar:
         for _ in in_threads(work, names, thread_count(torch.device("cpu"))):
             bar.add()

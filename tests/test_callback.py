@@ -88,7 +88,7 @@ def test_the_merge_is_pushed(start, monkeypatch):
         ({"method": "ties", "parameters": {"densty": 1}}, {}, "did you mean 'density'"),
         ({"experts": ["a"]}, {}, "must be a dict"),
         ({"last": 0}, {}, "last must be a positive integer"),
-        ({"experts": {"a": "a"}, "last": 2}, {}, "last counts checkpoints"),
+        ({"experts": {"a": "a"}, "last": 2}, {}, "last selects checkpoints"),
         ({"push_options": {"privat": True}}, {}, "did you mean 'private'"),
         ({}, {"save_strategy": "no"}, "saves no checkpoints"),
         ({"folder": "other"}, {}, "other exists"),

@@ -104,7 +104,7 @@ def test_where_all_weights_are_zero_the_base_stays(suite):
     )
     for name, tensor in base.state_dict().items():
         assert torch.equal(found[name], tensor) == (".mlp." not in name), name
-    with pytest.raises(CoramError, match="all are zero on all target matrices"):
+    with pytest.raises(CoramError, match="all are zero for every target matrix"):
         state(suite, CoramConfig(weights=[[{"filter": "lm_head", "value": 1}, {"value": 0}]] * 3))
 
 

@@ -15,14 +15,14 @@ from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.config import GROUPS
 
 PASSAGES = 6
-"""Answers per teacher in one step; all of them take turns."""
+"""Answers per teacher in one step; the answers take turns."""
 
 BETAS = (0.8, 0.95)
 LAST_RATE = 0.2
-"""How quickly Adam forgets, and the fraction of its rate that is left at the last step: steps are few."""
+"""Adam's betas, low because steps are few, and the fraction of the learning rate left at the last step."""
 
 CHECK, PATIENCE = 3, 3
-"""Steps between two looks at what is held back, and looks without a lower loss after which a fit stops."""
+"""Steps between checks on the held-back answers, and checks without a lower loss before a fit stops."""
 
 SMALLEST, LARGEST = 1 / 64, 8.0
 HELD_BACK = 0.25
@@ -85,7 +85,7 @@ def fit(
 
 
 def _turns(taught: Taught) -> Iterator[dict[str, list[Passage]]]:
-    """A few passages of every teacher at a time, over and over."""
+    """Endless batches with a few passages of every teacher."""
     for step in count():
         yield {
             name: [

@@ -34,7 +34,7 @@ FEWER = 6
 
 STEPS = {"expert": 18, "group": 30}
 RATES = {"expert": 0.15, "group": 0.12}
-"""Steps of Adam, and the size of the first one."""
+"""Number of Adam's steps, and its initial learning rate."""
 
 START = 0.5
 """Factors start from those of balance="root", times this, or from the best lambda, whichever is better."""
@@ -74,7 +74,7 @@ def calibrate(
     """
     merged_with = CoramConfig.from_report(merge.report)
     if min(merged_with.weighing(len(inputs.experts)).signs) < 0:
-        raise CoramError("calibrate: every expert is to be matched, so weights must not be negative")
+        raise CoramError("calibrate: the merge is fitted to every expert, so weights must not be negative")
     start = merge.report.lam
     assert start is not None
     taught = lessons.teach(progress)
@@ -158,9 +158,9 @@ def _fits(
     lam: float,
     progress: bool,
 ) -> Generator[tuple[Granularity, Factors], None, None]:
-    """Factors per group of modules, if asked for, and then per expert, should groups not help.
+    """Yield fitted factors per group of modules, if requested, and then per expert, should groups not help.
 
-    The model of the merge is used for it, and must be reassembled afterwards.
+    This changes the merged model, which must be reassembled afterwards.
     """
     root = balance_factors(merge.report.relative_updates, "root")
     starts = [[START * f for f in root.values()], [lam / len(root)] * len(root)]

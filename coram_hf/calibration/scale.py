@@ -1,7 +1,7 @@
 """The neutral scale of lambda: where a merge changes neutral text as much as a typical expert does.
 
 kappa * sqrt(N) and kappa * c_RMS match the size of the merged update to the experts' in weight space. How far
-an update of one size moves a model differs between kinds of experts; this scale matches the effect itself:
+an update of a given size moves a model depends on the kind of expert; this scale matches the effect itself:
 the divergence from the base on a few sentences that ship with the package.
 """
 
@@ -27,7 +27,7 @@ TOLERANCE = 0.01
 """Relative error of the divergence at which the scale is found; that of the scale is half of it."""
 
 EVALUATIONS, REACH = 12, 4.0
-"""The most divergences of the merge that are measured, and the largest factor from one lambda to the next."""
+"""The largest number of divergences to measure, and the largest factor from one lambda to the next."""
 
 
 def check_neutral(inputs: Inputs) -> None:
@@ -40,7 +40,7 @@ def settle(merge: Merge, inputs: Inputs) -> dict[str, Any]:
 
     c solves KL(base || W_0 + c (W_merge - W_0)) = sum_i w_i f_i^2 KL(base || expert i), per token of the
     neutral sentences: a divergence grows with the square of a small update, so balancing scales it by f_i^2.
-    Of the experts, only those weights count that the merge changes, too.
+    Of each expert, only the weights that the merge also changes count.
     """
     config, kappa = CoramConfig.from_report(merge.report), merge.report.kappa
     only = None if config.residual is not None else inputs.targets
@@ -51,7 +51,7 @@ def settle(merge: Merge, inputs: Inputs) -> dict[str, Any]:
     target = math.fsum(w * f * f * kl for w, f, kl in zip(weights, factors, experts.values(), strict=True))
     start = merge.report.c_rms
     if kappa is None or start is None or not 0 < target < math.inf:
-        raise CoramError(f"{PURPOSE}: the experts change neutral text by {target:g}; {REMEDY}")
+        raise CoramError(f"{PURPOSE}: the experts change neutral text by {target:g} per token; {REMEDY}")
 
     def at(c: float) -> float:
         merge.rescale_(c)
@@ -68,7 +68,7 @@ def settle(merge: Merge, inputs: Inputs) -> dict[str, Any]:
 
 
 def matching_scale(divergence_at: Callable[[float], float], start: float, target: float) -> float:
-    """c where a divergence that grows about as c^2 has the target: c <- c sqrt(target / KL(c))."""
+    """The c at which a divergence that grows about as c^2 hits the target: c <- c sqrt(target / KL(c))."""
     scale = start
     for _ in range(EVALUATIONS):
         found = divergence_at(scale)

@@ -73,7 +73,7 @@ def neutral_passages(inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def find_text(inputs: Inputs, purpose: str, remedy: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model that continues text; raises, naming purpose and remedy, if it is none."""
+    """The tokenizer of a model that continues text; raises, naming purpose and remedy, for other models."""
     model = inputs.model
     if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False):
         raise CoramError(

@@ -42,4 +42,4 @@ def evaluate(
     if writes:
         print(f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}")
     else:
-        print("not written: these are results of a part of the questions; pass --write to write them")
+        print("not written, because only some of the questions were asked; pass --write to write them")

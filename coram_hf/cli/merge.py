@@ -95,7 +95,7 @@ def merge(
 
 
 def _after_stages(recipe: Recipe, folder: Path, overwrite: bool) -> Recipe:
-    """Merge the earlier documents of a recipe, except those whose results are there; return the last one."""
+    """Merge the earlier documents of a recipe, except those already merged; return the last one."""
     from coram_hf.report.build import is_result
 
     results: dict[str, str] = {}

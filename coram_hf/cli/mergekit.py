@@ -16,17 +16,17 @@ KEYS = (
     "tokenizer", "chat_template", "name", "out_path",
 )  # fmt: skip
 ALIASES = {"breadcrumbs_ties": ("breadcrumbs", {"consensus": True})}
-"""mergekit's methods that are a parameter of ours."""
+"""mergekit's methods that are parameters of one of ours."""
 
 REFUSED = {
-    "passthrough": "it stacks layers into another architecture; here experts are merged into the base's",
+    "passthrough": "it stacks layers into another architecture; here a merge has the base's architecture",
     "moe": "it builds a mixture of experts, which is another architecture; use mergekit-moe",
     "multislerp": "use karcher, which averages on the same sphere, or nuslerp for two models",
     "nearswap": "use arcee_fusion or slerp, which also merge one model into another",
     "ram": "use sce, which also weighs experts by what sets them apart",
     "ramplus_tl": "use sce, which also weighs experts by what sets them apart",
 }
-"""What mergekit can do and we do not, with the reason or what to do instead."""
+"""Methods of mergekit that we do not have, with the reason or what to use instead."""
 
 
 def is_mergekit(content: Mapping[str, Any]) -> bool:
@@ -35,7 +35,7 @@ def is_mergekit(content: Mapping[str, Any]) -> bool:
 
 
 def result_name(content: Mapping[str, Any]) -> str | None:
-    """The name under which other documents use the result of one."""
+    """The name by which other documents refer to the result of this one."""
     name = content.get("name") or content.get("out_path")
     return None if name is None else str(name)
 
@@ -48,7 +48,7 @@ class Model(NamedTuple):
     parameters: Mapping[str, Any] = {}
 
     def as_expert(self, base: str) -> str:
-        """The source of an expert; an adapter of the base is one by itself."""
+        """The source of this expert; an adapter of the base is an expert by itself."""
         if self.adapter is None:
             return self.source
         return self.adapter if self.source == base else f"{self.source}+{self.adapter}"
@@ -106,7 +106,7 @@ def _refuse_mixtures(content: Mapping[str, Any]) -> None:
 def _models(
     content: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> tuple[list[Model], dict[str, Any], int | None]:
-    """The models, the parameters that they share, and the layers that slices say there are."""
+    """The models, the parameters that they share, and the number of layers that slices state, if any."""
     if "slices" not in content:
         require(content, "models", list)
         models, layers = [_model(entry) for entry in content["models"]], None
@@ -115,12 +115,12 @@ def _models(
             raise CoramError("models and slices are mutually exclusive; remove one of them")
         models, shared, layers = _slices(content, shared)
     if not models:
-        raise CoramError("models names no expert; list at least one")
+        raise CoramError("models lists no expert; add at least one model besides the base")
     return models, dict(shared), layers
 
 
 def _slices(content: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[list[Model], dict[str, Any], int]:
-    """The models of a single slice that is the whole of each; anything else builds another architecture."""
+    """The models of a single slice with all their layers; anything else builds another architecture."""
     require(content, "slices", list)
     if len(content["slices"]) != 1:
         raise CoramError(
@@ -138,8 +138,8 @@ def _slices(content: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[list
     first = ranges[0] if ranges else None
     if not isinstance(first, list) or len(first) != 2 or first[0] != 0 or any(r != first for r in ranges):
         raise CoramError(
-            f"slices: layer_range must be [0, number of layers] for every model, found {ranges}; others "
-            "build another architecture, which is not supported"
+            f"slices: layer_range must be [0, number of layers] for every model, found {ranges}; other "
+            "ranges build another architecture, which is not supported"
         )
     over = _parameters(whole.get("parameters"), "slices: parameters")
     shared = {**shared, **{key: with_fallback(value, shared.get(key)) for key, value in over.items()}}
@@ -172,11 +172,11 @@ def _reference(value: Any) -> Model:
         if "model" in value:
             lora = value.get("lora")
             return Model(_reference(value["model"]).source, _reference(lora).source if lora else None)
-    raise CoramError(f"a model must be its name, found {value!r}")
+    raise CoramError(f"a model must be given by its name, found {value!r}")
 
 
 def _named(sources: Sequence[str]) -> dict[str, str]:
-    """Experts by the names of their folders or repositories, or by their whole source if those are equal."""
+    """Experts by the names of their folders or repositories; by their whole sources if names repeat."""
     short = [_short(source) for source in sources]
     return {
         name if short.count(name) == 1 else source: source

@@ -11,7 +11,7 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.options import text_options
 
 TEMPLATES = "mergekit._data.chat_templates"
-"""Where an installed mergekit has the chat templates that recipes name."""
+"""Where an installed mergekit keeps the chat templates that recipes name."""
 
 
 def read_options(content: Mapping[str, Any], base: str, experts: Mapping[str, str]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _tokenizer(content: Mapping[str, Any], base: str, experts: Mapping[str, str]
         for key in ("tokens", "pad_to_multiple_of"):
             if given.get(key) is not None:
                 raise CoramError(
-                    f"tokenizer: {key} is not supported: rows of the vocabulary are merged as those of any "
+                    f"tokenizer: {key} is not supported: rows of the vocabulary are merged like those of any "
                     "tensor; resize the merged model afterwards"
                 )
         source = given.get("source", "union")
@@ -52,20 +52,20 @@ def _tokenizer(content: Mapping[str, Any], base: str, experts: Mapping[str, str]
 
 
 def _chat_template(given: Any) -> dict[str, Any]:
-    """`auto`, the name of a template that mergekit brings, or our own base, expert or file."""
+    """`auto`, the name of a template of mergekit's, or, as in our own recipes, base, an expert or a file."""
     if given is None:
         return {}
     if not isinstance(given, str):
         raise CoramError(f"chat_template must be text, found {given!r}")
     if "{" in given:
         raise CoramError(
-            "chat_template: a template inside the recipe is not supported; save it in a file and name that"
+            "chat_template: a template inside the recipe is not supported; save it to a file and name that"
         )
     return _offered("chat_template", _template_file(given) or given, "chat_template")
 
 
 def _template_file(name: str) -> str | None:
-    """The file of a chat template that an installed mergekit brings; None if there is none of that name."""
+    """The file of one of the chat templates of an installed mergekit; None if it has none of that name."""
     if not name.isidentifier():
         return None
     try:
@@ -76,7 +76,7 @@ def _template_file(name: str) -> str | None:
 
 
 def _offered(option: str, value: str, key: str) -> dict[str, Any]:
-    """An option of the merge, if it can be written as text in this version."""
+    """The value as an option of the merge; raises if there is no such option that takes text."""
     if option not in text_options():
         raise CoramError(f"{key}: {value!r} is not supported; remove it")
     return {option: value}

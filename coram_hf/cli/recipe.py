@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OWN_KEYS = ("base", "experts", "method", "line", "parameters", "calibrate")
 
 ALMOST = 0.95
-"""The share of the base's size that a merge certainly takes."""
+"""The share of the base's size that a merge takes at least."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Recipe:
 
         if self.stages:
             raise CoramError(
-                "the recipe has several documents, of which the last merges the results of the others; "
-                "only `coram-hf merge -o` runs them all"
+                "the recipe has several documents, the last of which merges the results of the others; "
+                "run them with `coram-hf merge -o`"
             )
         choice = find_method(self.method).choose(self.parameters)
         options: Any = {"progress": progress, **self.options}
@@ -77,7 +77,7 @@ class Recipe:
         return replace(self, base=results.get(self.base, self.base), experts=experts, stages=())
 
     def check_output(self, folder: Path, *, overwrite: bool, disk: bool = True) -> None:
-        """Raise if the merge cannot be written, as far as that is known before any model is opened.
+        """Raise if it is clear before any model is opened that the merge cannot be written.
 
         `disk`: also if the disk is too small for a merge with a local base. What an interrupted merge has
         left is checked when it is resumed.
@@ -178,7 +178,7 @@ def _own(content: Mapping[str, Any]) -> Recipe:
 
 
 def _sources(experts: Any) -> tuple[list[str] | dict[str, str], dict[str, str]]:
-    """The experts as a list or by name, and the own bases of those that are given as {source, base}."""
+    """The experts as a list or by name, and the bases of those that are given as {source, base}."""
     pairs = list(experts.items()) if isinstance(experts, dict) else [(None, expert) for expert in experts]
     found = [(name, value if isinstance(value, dict) else {"source": value}) for name, value in pairs]
     texts = [text for _, value in found for text in (value.get("source"), value.get("base", ""))]

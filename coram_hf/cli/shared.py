@@ -213,7 +213,7 @@ def _parameter(text: str) -> tuple[str, Any]:
 def _own_base(text: str) -> tuple[str, str]:
     name, mark, source = text.partition("=")
     if not mark or not name or not source:
-        raise CoramError(f"--bases: {text!r} is not name=source, the name of an expert and its own base")
+        raise CoramError(f"--bases: expected name=source (an expert and its own base), found {text!r}")
     return name, source
 
 

@@ -20,16 +20,16 @@ OURS = "coram_hf"
 QUIET_LIBRARIES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "DATASETS_VERBOSITY")
 """Environment variables that libraries of Hugging Face read when they are imported."""
 NO_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
-"""One that turns off the bars of transformers and of downloads, which would flood a pipe."""
+"""The variable that turns off progress bars of transformers and downloads, which would flood a pipe."""
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also print details, and what other libraries say.")
+    bool, typer.Option("--verbose", "-v", help="Also print details, and messages of other libraries.")
 ]
 
 
 class Volume(NamedTuple):
-    """Whether a run is quiet or verbose; what the options before and after the command say counts."""
+    """Whether a run is quiet or verbose, by the options before and after the command."""
 
     quiet: bool = False
     verbose: bool = False
@@ -40,7 +40,7 @@ VOLUME: ContextVar[Volume] = ContextVar("volume", default=NORMAL)
 
 
 class Voice(logging.Handler):
-    """Prints messages on stderr as `coram-hf: warning: ...`, each of them once."""
+    """Prints messages on stderr as `coram-hf: warning: ...`, each only once."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -93,7 +93,7 @@ def speaking(volume: Volume) -> Iterator[None]:
 
 
 def audible(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with `-q` and `-v`, which may also stand before its name."""
+    """A command with `-q` and `-v`, which may also come before its name."""
 
     @functools.wraps(command)
     def wrapped(*, quiet: bool, verbose: bool, **options: Any) -> None:

@@ -51,7 +51,7 @@ def check_modules(option: str, targets: str | Sequence[str]) -> str | tuple[str,
 BalanceOption = Annotated[
     Balance | None,
     "Rescale uneven experts first: damp shrinks those above the median update to it, root by the square root "
-    "of that factor, equal brings all to the median; auto is root where D is at or above the threshold. Not "
+    "of that factor, equal brings all to the median; auto is root if D is at or above the threshold. Not "
     "part of the paper.",
 ]
 FactorsOption = Annotated[
@@ -69,7 +69,7 @@ TargetModules = Annotated[
 Keep = Annotated[
     str | tuple[str, ...] | None,
     Checked(partial(check_modules, "keep")),
-    "Modules to leave at the base, with all that is in them: a regular expression, or name suffixes.",
+    "Modules to leave at the base, with everything in them: a regular expression, or name suffixes.",
 ]
 
 
@@ -180,7 +180,7 @@ class CoramConfig(Options, Saved):
 
     @classmethod
     def recommended(cls, **options: Any) -> CoramConfig:
-        """The best configuration known for experts in general; options replace its own."""
+        """The configuration that we recommend for experts in general; `options` override its fields."""
         return cls.from_dict({**RECOMMENDED, **options})
 
     @classmethod

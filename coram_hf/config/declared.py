@@ -110,7 +110,7 @@ class Declared:
         return value
 
     def at(self, value: Any, n_experts: int, place: Place) -> Any:
-        """The value for one tensor: a number or, of an option that varies by expert, a tuple of N."""
+        """The value for one tensor: a number or, for an option that varies by expert, a tuple of N."""
         if self.varies is None or value is None:
             return value
         by_expert = self.varies.by_expert

@@ -1,4 +1,4 @@
-"""Configurations as JSON files, in folders and on the Hub, by the usual names of transformers."""
+"""Configurations as JSON files, in folders and on the Hub, with the method names of transformers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Saved:
     def from_pretrained(
         cls, source: str | Path, *, revision: str | None = None, token: str | None = None
     ) -> Self:
-        """The configuration in a JSON file, a folder or a Hub repository; also that of a merge there."""
+        """The configuration in a JSON file, a folder or a Hub repository, or of a merge that is there."""
         path = Path(source).expanduser()
         if path.is_dir():
             path = next((p for name in (CONFIG_FILE, REPORT_FILE) if (p := path / name).is_file()), path)
@@ -95,7 +95,7 @@ class Saved:
 
 
 def _download(source: str, is_folder: bool, revision: str | None, token: str | None) -> Path:
-    """One of the files from the Hub."""
+    """The first of the files that the Hub repository has."""
     if is_folder or source.startswith((".", "/", "~")) or source.endswith(".json"):
         raise CoramError(f"{source} has no {CONFIG_FILE}; pass a folder, a JSON file or a Hub repository")
     from huggingface_hub import hf_hub_download
@@ -108,5 +108,5 @@ def _download(source: str, is_folder: bool, revision: str | None, token: str | N
             continue
         except (HfHubHTTPError, HFValidationError, OSError) as error:
             why = str(error).partition("\n")[0]
-            raise CoramError(f"{source!r} is no folder, and cannot be read from the Hub ({why})") from None
+            raise CoramError(f"{source!r} is not a folder, and cannot be read from the Hub ({why})") from None
     raise CoramError(f"{source!r} has neither {CONFIG_FILE} nor {REPORT_FILE} on the Hub")

@@ -17,7 +17,7 @@ Setting = Any
 """A number, a gradient, or conditions; see above."""
 
 EVERY = "*"
-"""The filter that applies to every tensor, as no filter does."""
+"""The filter that applies to every tensor, like an entry without a filter."""
 
 
 class Place(NamedTuple):
@@ -95,7 +95,7 @@ def _is_general(entry: Mapping[str, Any]) -> bool:
 
 
 def _interpolated(gradient: Sequence[float], depth: float) -> float:
-    """The piecewise linear function through equally spaced points."""
+    """Piecewise linear interpolation between equally spaced points."""
     scaled = depth * (len(gradient) - 1)
     lower = int(scaled)
     upper = min(len(gradient) - 1, lower + 1)

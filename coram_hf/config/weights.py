@@ -78,7 +78,7 @@ def weights_at(
             f"weights: found {len(settings)} for {n_experts} experts; pass one weight per expert"
         )
     if place is None and any(map(varies, settings)):
-        raise CoramError("weights differ by layer or module, which this does not support; pass plain numbers")
+        raise CoramError("weights that differ by layer or module are not supported here; pass plain numbers")
     numbers = [setting_at(setting, place or Place()) for setting in settings]
     for number, setting in zip(numbers, settings, strict=True):
         if number is None:
@@ -97,7 +97,7 @@ def normalized_weights(weights: Sequence[Setting] | None, n_experts: int) -> tup
 def typical_weights(
     weights: Sequence[Setting] | None, n_experts: int, places: Iterable[Place]
 ) -> tuple[float, ...]:
-    """w_i of a whole model: the root mean square over the given tensors of weights that differ by tensor.
+    """w_i of a whole model: if weights differ by tensor, their root mean square over the given tensors.
 
     sum_i w_i^2, on which lambda depends, is then its mean over those of these tensors that have weights.
     """
@@ -105,7 +105,7 @@ def typical_weights(
         return normalized_weights(weights, n_experts)
     found = [weighing.shares for place in places if any((weighing := weigh(weights, n_experts, place)).signs)]
     if not found:
-        raise CoramError("weights: all are zero on all target matrices; change a filter or a gradient")
+        raise CoramError("weights: all are zero for every target matrix; change a filter or a gradient")
     return tuple(
         math.sqrt(math.fsum(w * w for w in column) / len(column)) for column in zip(*found, strict=True)
     )

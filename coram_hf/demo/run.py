@@ -30,7 +30,7 @@ BEST = "CORAM, recommended"
 
 
 def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> Path:
-    """Merge into `folder`/merged by the recommended line, and print scores and answers; return that folder.
+    """Merge into `folder`/merged with the recommended config, print scores and answers, return that folder.
 
     `calibrate` also calibrates the merge on four prompts per expert, into `folder`/calibrated.
     """
@@ -77,7 +77,7 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
 
 
 def _calibrated(base: Path, adapters: dict[str, Path], folder: Path) -> PreTrainedModel:
-    """The merge calibrated on a few prompts that are neither trained on nor tested with."""
+    """The merge calibrated on a few prompts that are in neither the training nor the test data."""
     started = time.perf_counter()
     how = CalibrationConfig(granularity="expert", answer_line=True)
     prompts, config = SUITE / "prompts", CoramConfig.recommended()
@@ -140,7 +140,7 @@ def _answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: 
 
 
 def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """What the model says, up to the end of the line."""
+    """What the model answers, up to the end of the line."""
     asked: Any = tokenizer(prompt, return_tensors="pt")
     generate = cast(Any, model).generate
     said = generate(**asked, max_new_tokens=24, do_sample=False)[0][asked.input_ids.shape[1] :]

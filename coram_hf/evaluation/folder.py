@@ -36,9 +36,9 @@ def evaluate_folder(
     trust_remote_code: bool = False,
     write: bool | None = None,
 ) -> list[Result]:
-    """Score the model of a folder; the results go into eval_results.json and the card's `model-index`.
+    """Score the model of a folder, and write the results to eval_results.json and the card's `model-index`.
 
-    `write`: whether they do; by default only if all questions were asked, without `limit`.
+    `write`: whether to write them; by default only without `limit`, so that all questions were asked.
 
     `tasks`: .jsonl files, datasets (see `dataset_task`) and their addresses, or lm-eval tasks. Results of the
     same tasks are replaced; all others stay, unless the weights have changed since.

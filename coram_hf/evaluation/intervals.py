@@ -12,7 +12,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A number, and the bounds that the given share of bootstrap draws lies between."""
+    """A number, and the bounds between which the given share of bootstrap draws lies."""
 
     estimate: float
     low: float

@@ -26,7 +26,7 @@ class Point:
 
     @property
     def uncertainty(self) -> float | None:
-        """Half of a 95% interval of the average: sqrt(sum of squared halves) / number of tasks, if known."""
+        """Half-width of a 95% interval of the average: sqrt(sum of squared half-widths) / tasks, if known."""
         intervals = [result.interval for result in self.results.values()]
         halves = [(found[1] - found[0]) / 2 for found in intervals if found is not None]
         return math.hypot(*halves) / len(halves) if len(halves) == len(intervals) else None
@@ -66,7 +66,7 @@ class Line:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the first or the last lambda alone is the best: a better one may lie further out."""
+        """Whether only the first or only the last lambda is the best, so a better one may lie beyond it."""
         others = [point.average for point in self.points if point is not self.best]
         outermost = self.best.lam in (self.points[0].lam, self.points[-1].lam)
         return bool(others) and outermost and self.best.average > max(others)

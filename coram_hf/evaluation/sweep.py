@@ -57,7 +57,7 @@ class Sweep:
         parts.append(table(["reference", "average"], rows))
         half = self.lines[0].rule.uncertainty
         if half is not None:
-            parts.append(f"The 95% interval of an average is about {percent(half)} points to either side.")
+            parts.append(f"The 95% interval of an average is about +- {percent(half)} points.")
         edge = [line.name for line in self.lines if line.at_edge]
         if edge:
             parts.append(f"The optimum lies at an end of the range for {', '.join(edge)}: widen it.")

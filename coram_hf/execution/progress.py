@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal or in a notebook, and elsewhere a line now and then."""
+"""Progress: a bar on a terminal or in a notebook, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from tqdm.auto import tqdm
 
 INTERVAL = 30.0
-"""Seconds between two lines where bars would flood a pipe or a log file."""
+"""Seconds between two lines, in place of bars that would flood a pipe or a log file."""
 
 BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
 
 
 def shows_bars() -> bool:
-    """Whether what is written to stderr is seen by a person, on a terminal or in a notebook."""
+    """Whether stderr is shown to a person, on a terminal or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""Warnings of plans and reports as log messages, each of them once."""
+"""Warnings of plans and reports as log messages, each only once."""
 
 from __future__ import annotations
 

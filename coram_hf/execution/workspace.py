@@ -57,7 +57,7 @@ class Workspace:
         Without a state nothing is resumed.
         """
         if self._begun(state) and self.files.is_dir():
-            logger.info("resuming the merge that was begun in %s", self.folder)
+            logger.info("resuming the interrupted merge in %s", self.folder)
             return
         if self.files.exists():
             logger.warning("the inputs or options differ from those of %s: starting over", self.folder)

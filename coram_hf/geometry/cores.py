@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Let torch and the BLAS of numpy use one core; threads that already do are left alone."""
+    """Restrict torch and numpy's BLAS to one core; nothing changes if they already are."""
     before = torch.get_num_threads()
     if before == 1:
         yield
@@ -27,5 +27,5 @@ def one_core() -> Iterator[None]:
 
 @cache
 def _controller() -> ThreadpoolController:
-    """The loaded BLAS libraries, which take a while to find."""
+    """The loaded BLAS libraries, kept because finding them takes a while."""
     return ThreadpoolController()

@@ -1,7 +1,7 @@
 """Singular vectors, inverse roots and the largest eigenvalue from Gram matrices, in float64.
 
 On one core, numpy's Gram matrix takes half the products of torch's; its eigendecomposition, and products with
-a few rows, are faster, too. On several cores its threads and torch's would wait for each other.
+a few rows, are also faster. On several cores its threads and torch's would wait for each other.
 """
 
 from __future__ import annotations

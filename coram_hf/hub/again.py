@@ -80,12 +80,12 @@ def _named(name: str, source: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name that the command line can read."""
+    """A name that the command line accepts."""
     return re.sub(r"[^A-Za-z0-9_. -]+", "_", name).strip("- ") or "expert"
 
 
 def _own_bases(report: MergeReport) -> dict[str, str]:
-    """The bases of experts that were fine-tuned from another than that of the merge."""
+    """The bases of experts that were fine-tuned from another base than the merge's."""
     found = {name: values["base"] for name, values in report.sources.items() if values.get("base")}
     return {name: _source(f"base-of-{name}", values) for name, values in found.items()}
 
@@ -106,7 +106,7 @@ def _source(name: str, values: dict[str, Any]) -> str:
 
 
 def options_of_merge(report: MergeReport) -> dict[str, Any]:
-    """The options of a merge that are not those of its method."""
+    """The options of a merge that do not belong to its method."""
     own = _own_bases(report)
     dtype = {"dtype": report.dtype} if report.dtype else {}
     return {**dtype, **report.options, **({"bases": own} if own else {})}

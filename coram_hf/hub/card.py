@@ -35,7 +35,7 @@ CHOICE = {
     "kappa": "lambda = kappa * scale, with a given kappa",
     "amplitude": "lambda = a * c_RMS, with a given amplitude a",
     "neutral": "lambda = kappa * scale, with the scale at which the merge changes neutral text as much as a "
-    "typical expert; nothing was evaluated",
+    "typical expert does; nothing was evaluated",
     "given": "lambda was set by hand",
     "calibrated": "lambda, and factors if any, were found from a few unlabelled prompts",
 }
@@ -157,14 +157,15 @@ def _section(report: MergeReport) -> str:
 
 
 def _intro(report: MergeReport) -> str:
-    how, kind = inline(entry_of(report).title), inline(report.model_class or "model")
+    how, kind = inline(entry_of(report).title), inline(report.model_class or "Model")
     names = ", ".join(inline(name) for name in report.relative_updates)
-    experts = f"the skills of {report.n_experts} experts" if report.n_experts > 1 else "one expert"
-    what = f"{_adapter_type(report).capitalize()} adapter" if report.adapter else f"One {kind}"
+    several = report.n_experts > 1
+    experts, whose = (f"{report.n_experts} experts", "their") if several else ("one expert", "its")
+    what = f"{_adapter_type(report).capitalize()} adapter" if report.adapter else kind
     data = "calibrated on unlabelled prompts, " if report.calibration else ""
     return (
-        f"{what} with {experts} ({names}), merged into their base "
-        f"({source_text(report.sources.get('', {}))}) with {how} by coram_hf, {data}without training "
+        f"{what} with {experts} ({names}) merged into {whose} base "
+        f"({source_text(report.sources.get('', {}))}) by {how} with coram_hf, {data}without training "
         "and without evaluation data."
     )
 

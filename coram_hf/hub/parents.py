@@ -28,13 +28,13 @@ def parents_table(report: MergeReport) -> str:
 
 
 def transplants_table(report: MergeReport) -> str:
-    """What of the updates of experts with a base of their own was matched with the base."""
+    """For experts with a base of their own, what of their updates was matched with the base of the merge."""
     rows = [
         (inline(name), inline(what), inline(words))
         for name, found in report.transplants.items()
         for what, words in found.items()
     ]
-    head = "Updates that were transplanted from another base:\n\n"
+    head = "Updates transplanted from another base:\n\n"
     return head + table(["expert", "", "tensors"], rows) if rows else ""
 
 

@@ -1,4 +1,4 @@
-"""What lies beside merged weights: report, recipe, figures and card."""
+"""What is saved beside merged weights: report, recipe, figures and card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def publish_report(
 ) -> None:
     """Write report, recipe, figure and card beside the weights; the report gets the weights' hashes.
 
-    `places`: the sources of base and experts, as `Inputs.places` has them.
+    `places`: the sources of base and experts, as in `Inputs.places`.
     """
     with ThreadPoolExecutor(1) as pool:
         hashes = pool.submit(file_hashes, folder, keep_cached=False)

@@ -1,4 +1,4 @@
-"""coram_recipe.yaml: the recipe beside a merge, with which `coram-hf merge --config` repeats it."""
+"""coram_recipe.yaml: the recipe beside a merge; `coram-hf merge --config` repeats the merge from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECIPE_NAME = "coram_recipe.yaml"
 
 
 def recipe_text(report: MergeReport, places: Mapping[str, str] | None = None) -> str:
-    """The recipe of a merge; `places` are the real sources by name, the base's under an empty one.
+    """The recipe of a merge; `places` are the real sources by name, with the base's under an empty name.
 
     Without them, local folders are written as path/to/name, because their paths are private.
     """

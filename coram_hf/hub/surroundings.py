@@ -8,6 +8,6 @@ from coram_hf.report.tables import markdown
 
 
 def surroundings_text(report: MergeReport) -> str:
-    """Whose each part is, as a table; empty for an adapter, which has none of them."""
+    """A table of whose each part is; empty for an adapter, which has none of them."""
     rows = [(inline(part), inline(whose)) for part, whose in report.surroundings.items()]
     return markdown(["", ""], rows) if rows and not report.adapter else ""

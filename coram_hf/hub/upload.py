@@ -85,9 +85,9 @@ def batches(sizes: dict[str, int], most: Size) -> list[list[str]]:
 
 @contextmanager
 def without_local_paths(folder: Path, recipe: str) -> Iterator[Path]:
-    """The folder; if it names local paths, links to its files beside some without them.
+    """The folder; if its files name local paths, a copy in which those files do not, and the rest are links.
 
-    That may be the base of an adapter, and the sources of the recipe, which `recipe` replaces.
+    Local paths may be in the base of an adapter, and in the sources of the recipe, which `recipe` replaces.
     """
     public = {}
     if (folder / RECIPE_NAME).is_file() and (folder / RECIPE_NAME).read_text(encoding="utf-8") != recipe:

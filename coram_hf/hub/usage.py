@@ -1,4 +1,4 @@
-"""How to use a merged model: code that loads it with its tokenizer, and asks it something."""
+"""How to use a merged model: code that loads it with its tokenizer and runs it on an example."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPELINES = {
     "image-classification": 'found = pipe("picture.png")',
     "automatic-speech-recognition": 'found = pipe("speech.wav")',
 }
-"""What the pipelines of some tasks are asked."""
+"""Example calls of pipelines, by task."""
 
 EMBEDDING = ("from sentence_transformers import SentenceTransformer", "")
 ENCODE = 'embeddings = model.encode(["a text", "another"])'
@@ -48,7 +48,7 @@ def _has_template(folder: Path) -> bool:
 
 
 def usage_code(report: MergeReport, base: str) -> str:
-    """Python that loads the merge and uses it, as far as what it needs is there.
+    """Python code that loads the merge and, if the files it needs are there, runs it.
 
     `base`: the source of the base, for an adapter.
     """
@@ -94,7 +94,7 @@ def _text(kind: str, chat: bool) -> str:
 
 
 def _decoded(reader: str, kind: str) -> list[str]:
-    """The lines that print an answer; an encoder-decoder does not repeat the question."""
+    """The lines that print an answer; the output of an encoder-decoder does not repeat the question."""
     if kind.endswith("ForConditionalGeneration") and reader == "tokenizer":
         return [f"print({reader}.decode(output[0], skip_special_tokens=True))"]
     return [

@@ -13,10 +13,10 @@ BASE, AUTO = "base", "auto"
 
 
 class Choice(NamedTuple, Generic[T]):
-    """What was chosen, of whom, and what the plan says about it.
+    """What was chosen, whose it is, and what the plan says about it.
 
-    owner: "" for the base, the first of the experts that have it, or None for a file. warning: what the
-    experts disagree about.
+    owner: "" for the base, the first of the experts that have it, or None for a file. warning: about what
+    the experts disagree on.
     """
 
     value: T | None
@@ -39,7 +39,7 @@ def choose(
     """
     noun = noun or option.replace("_", " ")
     if asked == BASE:
-        return Choice(base, "", "the base's" if base is not None else "none, as the base")
+        return Choice(base, "", "the base's" if base is not None else "none, like the base")
     if asked == AUTO:
         return _agreed(option, noun, base, {name: own for name, own in experts.items() if own is not None})
     if asked in experts:

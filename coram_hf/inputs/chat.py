@@ -29,7 +29,7 @@ def find_template(tokenizer: PreTrainedTokenizerBase | None, folder: Path | None
 
 
 def read_template(path: Path) -> Template:
-    """The template in a file of Jinja, in a JSON file with the key chat_template, or in a folder."""
+    """The template in a Jinja file, in a JSON file with the key chat_template, or in a folder."""
     if path.is_dir():
         found = _in_folder(path)
     elif path.suffix == ".json":
@@ -45,7 +45,7 @@ def read_template(path: Path) -> Template:
 
 
 def write_template(folder: Path, template: Template | None) -> None:
-    """Make a template the only one of a folder, or remove all."""
+    """Make a template the only one in a folder, or remove all templates."""
     (folder / FILE).unlink(missing_ok=True)
     (folder / LEGACY_FILE).unlink(missing_ok=True)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
@@ -62,7 +62,7 @@ def write_template(folder: Path, template: Template | None) -> None:
 
 
 def tokens_in(template: Template | None, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
-    """The added tokens of a tokenizer that a template writes out."""
+    """The added tokens of a tokenizer that appear in a template."""
     if template is None or tokenizer is None:
         return []
     text = template if isinstance(template, str) else "\n".join(template.values())

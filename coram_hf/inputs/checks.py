@@ -37,7 +37,7 @@ def check_same_tensors(base: Weights, name: str, expert: Weights, token_axis: Ma
     for tensor in base:
         _check_tensor(name, tensor, base.original(tensor), expert, token_axis.get(tensor))
     return [
-        f"expert {name!r} has a {alias!r} of its own, which the base ties to {base.tied[alias]!r}: the "
+        f"expert {name!r} has its own {alias!r}, which the base ties to {base.tied[alias]!r}: the "
         f"merged model stays tied, and what the expert changed in {alias!r} alone is left out"
         for alias in dict.fromkeys((*expert, *expert.overrides))
         if alias in base.tied and not torch.equal(expert[alias], expert[base.tied[alias]])

@@ -35,7 +35,7 @@ WRITTEN = (
     *("config.json", "generation_config.json", "*.index.json", "coram_*.json", "heads/*"),
     *("trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
 )
-"""Settings that every merge writes, and records of a training, which nothing reads."""
+"""Settings that every merge writes, and records of training that no library reads."""
 
 logger = logging.getLogger("coram_hf")
 
@@ -60,7 +60,7 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
 
 
 def left_out(folder: Path, copied: Sequence[str]) -> list[str]:
-    """Settings beside a checkpoint's weights that a merge neither copies nor writes anew."""
+    """Settings beside a checkpoint's weights that a merge neither copies nor rewrites."""
     found = []
     for path in sorted(folder.iterdir()):
         inside = [path] if path.is_file() else list(path.glob("*.json"))

@@ -1,7 +1,7 @@
 """Differences between the configs of base and experts that matter for a merge, which runs with the base's.
 
 What decides shapes, such as depth and width, is always refused. What changes the function of the same
-weights, such as rotary frequencies or the activation, is refused unless the user insists. The rest is named.
+weights, such as rotary frequencies or the activation, is refused unless allowed. The rest is only named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = (
     *("intermediate_size", "n_inner", "d_ff", "hidden_dim", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"),
     *("moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts", "depth", "patch_size"),
 )
-"""Depth and width: other values mean other tensors."""
+"""Depth and width, which decide the shapes of tensors."""
 
 FUNCTION = (
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads", "head_dim"),
@@ -43,13 +43,13 @@ FUNCTION = (
     *("attn_logit_softcapping", "final_logit_softcapping", "num_experts_per_tok", "norm_topk_prob"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "is_decoder"),
 )
-"""What the same weights compute, besides all that is about rotary positions."""
+"""Settings that decide what the same weights compute, besides those of rotary positions."""
 
 HARMLESS = (
     *("max_position_embeddings", "n_positions", "sliding_window", "use_sliding_window", "max_window_layers"),
     *("layer_types", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
 )
-"""Named in the plan: the length of the context and the precision of norms."""
+"""Harmless settings, named in the plan: the length of the context and the epsilon of norms."""
 
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 NO_ROPE_CHANGE = ("original_max_position_embeddings", "max_position_embeddings")
@@ -58,7 +58,7 @@ NO_ROPE_CHANGE = ("original_max_position_embeddings", "max_position_embeddings")
 def config_differences(
     base: Weights, experts: Mapping[str, Weights], allowed: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """What the plan says of harmless differences, and warnings of harmful ones if they are allowed.
+    """What the plan says about harmless differences, and warnings about harmful ones if they are allowed.
 
     Adapters have no config of their own.
     """
@@ -74,19 +74,20 @@ def config_differences(
         }
         if shapes:
             raise CoramError(
-                f"expert {name!r} is built otherwise than the base: {_listed(shapes)}; experts must be "
+                f"expert {name!r} differs from the base in architecture: {_listed(shapes)}; experts must be "
                 "fine-tuned from the base"
             )
         if harmful and not allowed:
             raise CoramError(
-                f"expert {name!r} computes otherwise than the base: {_listed(harmful)}; the merge would run "
-                "with the base's config, which the expert was not trained with; to merge anyway, pass "
+                f"expert {name!r} has a config that changes what its weights compute: {_listed(harmful)}; "
+                "the merge would run with the base's config, which the expert was not trained with; to merge "
+                "anyway, pass "
                 "allow_config_differences=True (--allow-config-differences)"
             )
         if harmful:
             warnings.append(
-                f"expert {name!r} computes otherwise than the base, whose config the merge has: "
-                f"{_listed(harmful)}"
+                f"expert {name!r} has a config that changes what its weights compute, but the merge has the "
+                f"base's: {_listed(harmful)}"
             )
         harmless = {key: pair for key, pair in found.items() if key not in harmful}
         if harmless:
@@ -119,7 +120,7 @@ def _settings(config: PreTrainedConfig, prefix: str = "") -> Iterator[tuple[str,
 
 
 def _flat(prefix: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """The entries of nested mappings; the type of rope under the one name that it has now."""
+    """The entries of nested mappings; the type of rope always under its current name."""
     if isinstance(value, Mapping):
         for inner, entry in value.items():
             name = "rope_type" if inner == "type" else inner

@@ -37,7 +37,7 @@ class Ids(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """What changes in the base's way to generate; settings: None if they stay the base's."""
+    """What changes in how the base generates; settings: None if they stay the base's."""
 
     settings: GenerationConfig | None
     ids: Mapping[str, Ids]
@@ -71,8 +71,8 @@ def choose_generation(
 ) -> Generation:
     """Sampling settings and special tokens as the options ask.
 
-    An adapter has no config of its own; its tokenizer, if it brings one, tells its special tokens. Numbers of
-    tokens are translated to those of the `merged` tokenizer; `rows` is the size of its embedding.
+    An adapter has no config of its own; its special tokens are those of its tokenizer, if it has one. Token
+    ids are translated to those of the `merged` tokenizer; `rows` is the size of its embedding.
     """
     asked = options.get("generation_config") or AUTO
     asked_ids = options.get("special_tokens") or asked
@@ -139,7 +139,7 @@ def _read_settings(path: Path) -> _Settings:
     try:
         return _Settings.of(GenerationConfig.from_pretrained(file.parent, file.name))
     except Exception as error:  # invalid values fail in many ways
-        raise CoramError(f"generation_config: {file} is no generation config ({reason(error)})") from error
+        raise CoramError(f"generation_config: {file} is not a generation config ({reason(error)})") from error
 
 
 def _read_ids(key: str, own: Ids | None, path: Path) -> Ids | None:
@@ -169,7 +169,7 @@ def _by_tokenizer(
     brought: Mapping[str, PreTrainedTokenizerBase],
     base: PreTrainedTokenizerBase | None,
 ) -> Iterator[tuple[str, Ids | None]]:
-    """The special token of adapters whose tokenizer has another than the base's."""
+    """The special token of adapters whose tokenizer has a different one from the base's."""
     own = None if base is None else getattr(base, key.removesuffix("_id"), None)
     for name in names:
         found = brought.get(name)
@@ -184,7 +184,7 @@ def _by_tokenizer(
 def _translation(
     own: PreTrainedTokenizerBase | None, merged: PreTrainedTokenizerBase | None, rows: int | None
 ) -> Callable[[Ids | None], tuple[Ids | None, str]]:
-    """A function from an expert's token numbers to the merged model's, or to the token that it lacks."""
+    """A function from an expert's token ids to the merged model's, or to the token that it lacks."""
     known = None if own is None or merged is None else merged.get_vocab()
 
     def number(found: Any) -> Any:
@@ -213,7 +213,7 @@ def _translation(
 
 
 def _all_ends(experts: Mapping[str, Ids | None]) -> dict[str, Ids | None]:
-    """The experts' ends of text; if those differ, but all have one in common, each gets all of them."""
+    """The experts' end tokens; if those differ but all have one in common, each expert gets all of them."""
     ends = {name: _several(ids.generation) or _several(ids.config) for name, ids in experts.items() if ids}
     if not ends or not set.intersection(*map(set, ends.values())):
         return dict(experts)
@@ -228,7 +228,7 @@ def _several(found: Any) -> list[int]:
 
 
 def _plain(found: Any) -> Any:
-    """A list of one token as its number."""
+    """A list of one token id as that id."""
     return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 

@@ -31,8 +31,8 @@ def open_gguf(who: str, path: Path) -> Weights:
     except Exception as error:  # damaged files and unknown architectures fail in many ways
         raise CoramError(f"{who}: transformers cannot read the GGUF file {path} ({reason(error)})") from error
     warning = (
-        f"{who} is read from the GGUF file {path.name} and dequantised to float32: what its quantisation "
-        "changed counts as a part of its weights"
+        f"{who} is read from the GGUF file {path.name} and dequantised to float32: its quantisation "
+        "errors count as part of its weights"
     )
     return Weights(model, files=[path], warnings=[warning])
 

@@ -37,7 +37,7 @@ class Head(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Base and experts under the names of the result, the heads to keep, and what the plan says of heads."""
+    """Base and experts under the names of the result, the heads to keep, and what the plan says of them."""
 
     base: Weights
     experts: dict[str, Weights]
@@ -68,8 +68,8 @@ def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) ->
     ]
     if set(aside) - set(base.fresh):
         warnings.append(
-            f"the head of the base ({base.class_name}: {_shown(aside)}) is not merged, since not every "
-            "expert has one like it, and stays as it is"
+            f"the head of the base ({base.class_name}: {_shown(aside)}) stays as it is, because not "
+            "every expert has one like it"
         )
     having = [name for name in experts if own[name]]
     said = f"the base's; those of {listed(having)} are set aside" if having else "the base's"
@@ -77,7 +77,7 @@ def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) ->
 
 
 def _backbones(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> Matched:
-    """Base and experts without their heads, which are those to keep."""
+    """Base and experts without their heads, and with `keep` the heads."""
     if placed_as(base.model) is not None:
         raise CoramError(f'heads="{policy}" needs a base that accelerate has not placed; remove device_map')
     base = base.backbone()
@@ -98,7 +98,7 @@ def _backbones(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> 
 
 
 def _names(base: Weights, expert: Weights) -> dict[str, str]:
-    """The expert's name of every tensor of the base that it has, too."""
+    """The expert's name of every tensor of the base that it also has."""
     prefixes = backbone_prefix(base.model), backbone_prefix(expert.model)
     found = {}
     for name in base:
@@ -172,7 +172,7 @@ def _start_from_experts(
     names: Mapping[str, Mapping[str, str]],
     aside: Sequence[str],
 ) -> list[str]:
-    """Let a fresh head start from the mean of the experts'; warn of it, and of one that no expert has."""
+    """Let a fresh head start from the experts' mean; warn about that, and about one that no expert has."""
     shared = [name for name in base.fresh if name not in aside]
     for name in shared:
         owners = [(weights, names[expert][name]) for expert, weights in experts.items()]
@@ -200,7 +200,7 @@ def _mean(owners: Sequence[tuple[Weights, str]], dtype: torch.dtype) -> Tensor:
 
 
 def _labels(base: Weights, experts: Mapping[str, Weights]) -> list[str]:
-    """A warning if heads are merged whose classes have other names."""
+    """A warning if heads are merged whose classes have different names."""
     if not hasattr(base.model, "classifier") and not hasattr(base.model, "score"):
         return []
     named = {name: dict(w.model.config.id2label or {}) for name, w in {"the base": base, **experts}.items()}
@@ -210,13 +210,13 @@ def _labels(base: Weights, experts: Mapping[str, Weights]) -> list[str]:
         return []
     shown = [f"{', '.join(names)}: {list(labels.values())[:4]}" for labels, names in groups]
     return [
-        f"the classes have other names ({' | '.join(shown)}): heads are merged class by class in the order "
+        f"the class names differ ({' | '.join(shown)}): heads are merged class by class in the order "
         'of their numbers; heads="keep" (--heads keep) keeps them apart'
     ]
 
 
 def _numbered(labels: Mapping[Any, str]) -> bool:
-    """Whether classes only have the names that transformers gives them."""
+    """Whether classes only have the default names of transformers."""
     return all(str(label).startswith("LABEL_") for label in labels.values())
 
 

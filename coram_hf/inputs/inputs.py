@@ -90,7 +90,7 @@ class Inputs:
     surroundings: tokenizer, chat template and generation config, where they are not the base's.
     dtype: that of the result, by default the base's. device: where all matrices are merged, if it was given.
     placement: of the base, and so of the result; None: a model that accelerate has not placed.
-    told: options that the report repeats. heads: those of the experts to save beside the merged backbone.
+    told: options to record in the report. heads: those of the experts to save beside the merged backbone.
     """
 
     base: Weights
@@ -220,7 +220,7 @@ class Inputs:
 
     @property
     def transplants(self) -> dict[str, Transplant]:
-        """The experts with a base of their own, and what of their updates was matched with this base."""
+        """For experts with a base of their own, what of their updates was matched with this base."""
         return {name: w.transplant for name, w in self.experts.items() if w.transplant is not None}
 
     def places(self) -> dict[str, str]:
@@ -253,5 +253,5 @@ class Inputs:
 
 
 def base_of(name: str) -> str:
-    """How the own base of an expert is called among the places of the inputs."""
+    """The name of an expert's own base among the places of the inputs."""
     return f"base of {name}"

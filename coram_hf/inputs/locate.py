@@ -53,7 +53,7 @@ def parse_source(text: str) -> Source:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
+    """Whether a path has the name of a GGUF file."""
     return path.suffix.lower() == ".gguf"
 
 
@@ -72,7 +72,7 @@ def gguf_in(found: Path) -> Path | None:
 
 
 def _nearest(path: Path) -> str:
-    """A hint at a folder of a similar name."""
+    """A hint at a folder with a similar name."""
     parent = path.parent
     names = [found.name for found in parent.iterdir() if found.is_dir()] if parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1)

@@ -136,7 +136,7 @@ def open_inputs(
 
 
 def _open_base(open_folder: OpenFolder, who: str, base: ModelSource | Weights) -> Weights:
-    """The weights of a base, without any adapters in it; as they are if they are open already."""
+    """The weights of a base, without any adapters in it; unchanged if they are already open."""
     if isinstance(base, Weights):
         return base
     if isinstance(base, str | Path):
@@ -203,7 +203,7 @@ def _label(given: object, expert: ModelSource) -> object:
 def _transplant(
     base: Weights, own: Weights, name: str, expert: Weights, options: MergeOptions
 ) -> tuple[Weights, list[str]]:
-    """An expert of its own base, checked against it, as an expert of the base; and warnings."""
+    """An expert with its own base, checked against it and moved onto the base of the merge; and warnings."""
     trust, given = options.get("trust_remote_code", False), options.get("expert_tokenizers") or {}
     tokenizer = given.get(name) or tokenizer_of(expert, trust)
     ours, own_tokenizer = base_tokenizer(base, options), tokenizer_of(own, trust)

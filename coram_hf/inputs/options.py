@@ -53,17 +53,17 @@ class MergeOptions(PlacementOptions, total=False):
     vocabulary: Annotated[
         Policy,
         "Tokens of the result: base keeps the base's, union adds the experts' new ones, error refuses "
-        "experts with another vocabulary. By default those of the tokenizer that is chosen.",
+        "experts with another vocabulary. By default, those of the chosen tokenizer.",
     ]
     tokenizer: Annotated[
         AnyTokenizer,
-        "The result's: auto (default) takes the experts' if those that have one agree and it fits the "
-        "base's rows; base; an expert; or a folder with one. In Python also a tokenizer, as the base's.",
+        "The result's tokenizer: auto (default) takes the experts' if those that have one agree and it fits "
+        "the base's rows; base; an expert; or a folder with one. In Python also a tokenizer, as the base's.",
     ]
     chat_template: Annotated[
         Folder,
-        "The result's: auto (default) takes the experts' if those that have one agree; base; an expert; or "
-        "a file.",
+        "The result's chat template: auto (default) takes the experts' if those that have one agree; base; "
+        "an expert; or a file.",
     ]
     generation_config: Annotated[
         Folder,
@@ -73,15 +73,15 @@ class MergeOptions(PlacementOptions, total=False):
     special_tokens: Annotated[
         Folder,
         "The result's bos, eos and pad tokens: auto takes the experts' if they agree; base; an expert; or a "
-        "JSON file with eos_token_id and so on. By default as generation_config.",
+        "JSON file with eos_token_id and so on. By default the same as generation_config.",
     ]
     expert_tokenizers: Annotated[
         Mapping[str, Tokenizer], PythonOnly(), "By expert; by default those beside the checkpoints."
     ]
     bases: Annotated[
         Mapping[str, Source],
-        "The base of an expert that was fine-tuned from another than this one, by the expert's name: its "
-        "update is transplanted onto this base, where names and shapes agree.",
+        "The bases of experts that were fine-tuned from another base, by the expert's name: their updates "
+        "are transplanted onto the base of the merge where names and shapes agree.",
     ]
     heads: Annotated[
         Heads,

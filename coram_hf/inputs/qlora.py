@@ -1,4 +1,4 @@
-"""Adapters that were trained on a quantised base, and so make up for the errors of that quantisation too."""
+"""Adapters that were trained on a quantised base, and so also compensate for its quantisation errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = re.compile(r"(?i)(?<![a-z0-9])(bnb|gptq|awq|aqlm|hqq|fp8|nf4|int[48]|[48
 
 
 def trained_quantised(folder: Path, config: PeftConfig) -> str | None:
-    """The scheme of the quantised base that an adapter was trained on, as far as its files tell."""
+    """The quantisation of the base that an adapter was trained on, if its files show one."""
     base = config.base_model_name_or_path or ""
     card = folder / "README.md"
     found = CARD.search(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else None
@@ -47,12 +47,12 @@ def quantised_warning(who: str, base: str | None, found: str) -> str:
     name = base or "a model"
     shown = Path(name).name if name.startswith(("/", "~", ".")) else name
     return (
-        f"{who} is an adapter that was trained on a quantised base, {shown!r} ({found}): it also makes up "
-        "for errors of that quantisation, which the base of this merge does not have; compare the merge with "
-        "one into the dequantised training base"
+        f"{who} is an adapter that was trained on a quantised base, {shown!r} ({found}): it also "
+        "compensates for quantisation errors, which the base of this merge does not have; compare the merge "
+        "with one into the dequantised training base"
     )
 
 
 def loaded_quantised(model: PreTrainedModel) -> str | None:
-    """The scheme of a model in memory that was quantised when its adapter was trained or loaded."""
+    """The quantisation of a model in memory, as it was when its adapter was trained or loaded."""
     return scheme(getattr(model.config, "quantization_config", None))

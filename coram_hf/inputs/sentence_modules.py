@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a checkpoint, and the modules that make one embedding of its outputs."""
+"""Folders of sentence-transformers: a checkpoint, and the modules that turn its outputs into an embedding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coram_hf.inputs.weights import Weights
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 LENGTH = "sentence_*_config.json"
-"""How long the texts may be; beside the checkpoint."""
+"""The file with the maximum length of texts, beside the checkpoint."""
 MODULE_FILES = (MODULES, SETTINGS, LENGTH, "[0-9]*_*/*")
 """What is downloaded with a model from the Hub."""
 OLD_MODE, OLD_WIDTH = "pooling_mode_", "word_embedding_dimension"
@@ -70,7 +70,7 @@ def read_modules(folder: Path) -> list[Module]:
         raise CoramError(f"{path} must list modules with a type and a path")
     for module in found:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
-            raise CoramError(f"{path} names the folder {module.path!r}, which is outside of the model's")
+            raise CoramError(f"{path} names the folder {module.path!r}, which is outside the model's")
     return found
 
 
@@ -91,10 +91,8 @@ def choose_modules(
         choice = choose("modules", AUTO, None, known, lambda path: None, "sentence-transformers modules")
         if choice.owner == "":
             parties = " | ".join(listed(names) for _, names in grouped(described))
-            lost = (
-                f"the experts have other sentence-transformers modules ({parties}), and the base has none: "
-            )
-            return None, {}, [f"{lost}the merge has none; take an expert's files beside the weights"]
+            lost = f"the experts' sentence-transformers modules differ ({parties}), and the base has none: "
+            return None, {}, [f"{lost}the merge has none; copy an expert's module files beside the weights"]
         root = roots[str(choice.owner)]
         return root, {"sentence-transformers": f"{_shown(root)}, {choice.said}"}, []
     ours, warnings = _description(own), []
@@ -102,7 +100,7 @@ def choose_modules(
         others = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         if others:
             warnings.append(
-                f"expert {name!r} has other settings of sentence-transformers than the base "
+                f"expert {name!r} has different sentence-transformers settings from the base "
                 f"({', '.join(others)}); the base's are kept"
             )
     return own, {"sentence-transformers": f"{_shown(own)}, the base's"}, warnings
@@ -132,9 +130,9 @@ def _root(weights: Weights) -> Path | None:
 
 
 def _description(root: Path) -> dict[str, Any]:
-    """All that decides the embedding besides the checkpoint, by the names that warnings use.
+    """Everything besides the checkpoint that affects the embedding, by the names that warnings use.
 
-    Versions of the library write more or fewer settings, so only those that tell are compared.
+    Versions of the library write more or fewer settings, so only those that matter are compared.
     """
     modules = read_modules(root)
     found: dict[str, Any] = {"modules": [module.name for module in modules]}
@@ -152,7 +150,7 @@ def _description(root: Path) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The settings of a module, in today's words."""
+    """The settings of a module, under their current names."""
     content = read_json(path)
     found = {key: content[key] for key in TELLING if key in content}
     found |= {"embedding_dimension": content[OLD_WIDTH]} if OLD_WIDTH in content else {}

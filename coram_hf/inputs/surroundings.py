@@ -50,7 +50,7 @@ def choose_surroundings(
     vocabulary: Vocabulary,
     options: MergeOptions,
 ) -> Surroundings:
-    """Everything beside the weights, as the options ask; `chosen` and `vocabulary` fit together."""
+    """Everything beside the weights, as the options request; `chosen` and `vocabulary` must fit together."""
     tokenizer = vocabulary.tokenizer or chosen.tokenizer
     merged = tokenizer or found.base
     own = find_template(found.base, _folder(base))
@@ -104,7 +104,7 @@ def choose_surroundings(
 
 
 def told_choices(options: MergeOptions, experts: Mapping[str, Weights]) -> dict[str, str]:
-    """What was asked for, for the report; of files only the name, since local paths are private."""
+    """The options as given, for the report; only the names of files, because local paths are private."""
     told = {}
     for key in ("tokenizer", "chat_template", "generation_config", "special_tokens"):
         asked = options.get(key)

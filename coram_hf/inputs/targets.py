@@ -42,7 +42,7 @@ Modules = str | tuple[str, ...] | None
 
 
 def with_targets(inputs: Inputs, target_modules: Modules, *, required: bool, keep: Modules = None) -> Inputs:
-    """Inputs with other target matrices, and without what is to stay at the base; nothing is opened again."""
+    """Inputs with other target matrices, and without what must stay at the base; nothing is opened again."""
     kept = find_kept(inputs, keep)
     found = {t.name: t for t in find_targets(inputs.model, target_modules, required=required)}
     targets = {name: target for name, target in found.items() if name not in kept}

@@ -27,7 +27,7 @@ TASKS = {
 
 
 def with_task_head(base: Weights, config: PeftConfig, state: Mapping[str, Tensor]) -> Weights:
-    """The base with the kind of head that an adapter was trained with; as it is if it has that already.
+    """The base with the kind of head that an adapter was trained with; unchanged if it already has it.
 
     Its parameters are the base's own; those of the head are zeros, until the adapter replaces them.
     """

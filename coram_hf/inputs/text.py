@@ -54,7 +54,7 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Tensor
 
 
 def last_logits(model: PreTrainedModel, tokens: Tensor, mask: Tensor, last: int) -> Tensor:
-    """The logits of the last places; where a model cannot leave out the others, they are cut off."""
+    """The logits of the last positions; if a model cannot skip the others, they are cut off."""
     leaves_out = "logits_to_keep" in inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"logits_to_keep": last} if leaves_out else {}
     device = model.device

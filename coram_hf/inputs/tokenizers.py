@@ -26,7 +26,7 @@ LENGTHS = re.compile(r'"(?:truncation|padding)":\{(?:[^{}]|\{[^{}]*\})*\}|"(?:tr
 class Tokenizers(NamedTuple):
     """The base's tokenizer, those of all experts, and those that experts bring along.
 
-    An expert without one, such as most adapters, reads with the base's. given: the base's was passed by hand.
+    An expert without one, such as most adapters, uses the base's. given: the base's was passed by the caller.
     """
 
     base: Tokenizer | None
@@ -70,7 +70,7 @@ def find_tokenizers(base: Weights, experts: Mapping[str, Weights], options: Merg
 
 
 def _passed(base: Weights, options: MergeOptions) -> Tokenizer | None:
-    """The tokenizer that was passed by hand; that of a GGUF file counts as such, as it has no files."""
+    """The tokenizer that the caller passed; that of a GGUF file counts as passed, because it has no files."""
     own = options.get("tokenizer")
     given = None if own is None or isinstance(own, str | Path) else own
     return given or gguf_tokenizer(base)
@@ -128,7 +128,7 @@ def choose_tokenizer(
 
 
 def _elsewhere(expert: PreTrainedModel, base: PreTrainedModel) -> bool:
-    """Whether a model was loaded from another place than the base."""
+    """Whether a model was loaded from a different place from the base."""
     return (expert.name_or_path or "") != (base.name_or_path or "")
 
 
@@ -161,7 +161,7 @@ def _misfit(base: Tokenizer | None, chosen: Tokenizer, policy: str | None, rows:
 
 
 def _signature(tokenizer: Tokenizer) -> str:
-    """A hash of all that decides the tokens of a text, and of the special tokens."""
+    """A hash of everything that affects the tokens of a text, and of the special tokens."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         text = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from coram_hf.inputs.inputs import Inputs
 
 CHUNK = 2**20
-"""Numbers that are computed at a time."""
+"""How many numbers are computed at a time."""
 
 
 @dataclass(frozen=True)
 class Transplant:
-    """What of an expert's update found its place in the base of the merge.
+    """Which parts of an expert's update were matched with the base of the merge.
 
     own: the expert's own base. matched: names in the base of the merge, and those of the expert.
-    stayed: floating-point tensors of the base that the expert leaves alone. left_out: tensors of the expert
-    that have no place. rows: how many rows of the own base's vocabulary were matched, and how many it has.
-    alignment: a hash of how they were matched.
+    stayed: floating-point tensors of the base that the expert does not change. left_out: tensors of the
+    expert that have no counterpart. rows: how many rows of the own base's vocabulary were matched, and how
+    many it has. alignment: a hash of how they were matched.
     """
 
     own: Weights
@@ -50,7 +50,7 @@ class Transplant:
     alignment: str
 
     def lines(self) -> dict[str, str]:
-        """The three lists in words: blocks that share a fate as one entry, layer numbers replaced by *."""
+        """The three lists in words: blocks in the same list as one entry, with * for layer numbers."""
         ours = _listed({"matched": list(self.matched), "stayed": self.stayed})
         theirs = _listed({"matched": list(self.matched.values()), "left out": self.left_out})
         if self.rows[0] != self.rows[1]:
@@ -92,7 +92,7 @@ class OwnBases:
 def transplanted(
     base: Weights, own: Weights, name: str, expert: Weights, onto: Vocabulary, within: Vocabulary
 ) -> Weights:
-    """An expert of its own base as an expert of `base`.
+    """An expert with its own base as an expert of `base`.
 
     onto: the rows of the own base's tokens in the base, under the expert's name; within: those of the
     expert's tokens in its own base.
@@ -151,7 +151,7 @@ def check_transplanted_targets(inputs: Inputs) -> list[str]:
         if missing:
             warnings.append(
                 f"expert {name!r}: {len(missing)} of {len(inputs.targets)} target matrices, such as "
-                f"{missing[0]!r}, have no counterpart in its own base and are not moved by it"
+                f"{missing[0]!r}, have no counterpart in its own base, so it does not change them"
             )
     return warnings
 

@@ -142,7 +142,7 @@ class Weights(Mapping[str, Tensor]):
         return model
 
     def backbone(self) -> Weights:
-        """The weights without the model's head, as those of a model of its own."""
+        """The weights without the model's head, as a model of its own."""
         inner, prefix = cast(PreTrainedModel, self.model.base_model), backbone_prefix(self.model)
         load, buffers = self._load, self._buffers
         found = Weights(
@@ -175,7 +175,7 @@ class Weights(Mapping[str, Tensor]):
 
 
 class Renamed(Weights):
-    """Weights under the names of a base; `names` maps those to their own, and all others are the base's."""
+    """Weights under the names of a base; `names` maps those to the own names, all others are the base's."""
 
     def __init__(self, own: Weights, base: Weights, names: Mapping[str, str]) -> None:
         self.__dict__.update(vars(own))
@@ -191,13 +191,13 @@ class Renamed(Weights):
 
 
 def backbone_prefix(model: PreTrainedModel) -> str:
-    """What the names of a model's backbone begin with; empty if it has no head."""
+    """The prefix of the names in a model's backbone; empty if it has no head."""
     inner = model.base_model
     return "" if inner is model else next(f"{name}." for name, m in model.named_modules() if m is inner)
 
 
 def _without(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
-    """The values whose names begin with a prefix, by the rest of their names."""
+    """The values whose names start with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 

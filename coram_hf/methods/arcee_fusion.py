@@ -1,4 +1,4 @@
-"""Arcee fusion: take over only the most important changes of one expert."""
+"""Arcee fusion: adopt only the most important changes of one expert."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Baseline:
     by_rows: whether it can process a few rows of a tensor at a time.
     presets: parameters that differ from the defaults, by their names in the paper's tables;
     mergebench: presets with the coefficients that MergeBench uses.
-    from_mergekit: converts mergekit's parameters for this method; mergekit_base: the part of a base there.
+    from_mergekit: converts mergekit's parameters for this method; mergekit_base: the role of a base there.
     fewest, most: the smallest and largest number of experts.
     usual: whether comparisons include it unless others are named.
     """
@@ -92,7 +92,7 @@ class Baseline:
         """Raise unless the method can merge this number of experts."""
         if n_experts < self.fewest or (self.most is not None and n_experts > self.most):
             bound = f"at least {self.fewest}" if self.most is None else f"exactly {self.most}"
-            raise CoramError(f"{self.name} merges {bound} besides the base, found {n_experts}")
+            raise CoramError(f"{self.name}: the number of experts must be {bound}, found {n_experts}")
 
     def at(self, parameters: Mapping[str, Any], n_experts: int, place: Place) -> dict[str, Any]:
         """The parameters for one tensor, as numbers."""

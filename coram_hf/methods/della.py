@@ -16,7 +16,7 @@ from coram_hf.methods.sparse import Density, Normalize, Rescale, Scale, Seed, me
 from coram_hf.methods.updates import Updates
 
 Epsilon = Annotated[
-    float, Varies(by_expert=True), Range("[0, 1)"), "How far the chance of an entry lies from `density`."
+    float, Varies(by_expert=True), Range("[0, 1)"), "Largest distance of a probability from `density`."
 ]
 
 

@@ -39,7 +39,7 @@ class Choice:
 
     @property
     def finds_neutral_scale(self) -> bool:
-        """Whether lambda follows from the neutral scale, which takes running the merged model."""
+        """Whether lambda follows from the neutral scale, for which the merged model must be run."""
         return self.config is not None and self.config.scale == "neutral" and self.config.lam is None
 
 
@@ -48,7 +48,7 @@ class Entry(Protocol):
 
     title: its name in model cards; formula: one line; options: its parameters.
     presets, mergebench: parameter sets by their names in the paper's and MergeBench's tables.
-    from_mergekit: converts mergekit's parameters, if mergekit has the method; mergekit_base: the part of a
+    from_mergekit: converts mergekit's parameters, if mergekit has the method; mergekit_base: the role of a
     base model there. usual: whether comparisons include it unless others are named.
     """
 

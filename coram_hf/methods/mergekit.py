@@ -2,7 +2,7 @@
 
 A converter gets the shared parameters, with the `base_model` if the recipe names one, and those of every
 model, and returns ours. Values may be numbers, gradients over the layers, or conditions with filters; what a
-method has no use for is ignored, as by mergekit.
+method does not use is ignored, as in mergekit.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Read:
         return self.every("weight", 1.0)
 
     def density(self, change: Callable[[float], float] = float) -> Setting:
-        """The density of every model; what is above 1 counts as 1."""
+        """The density of every model; values above 1 count as 1."""
         return self.each("density", 1.0, lambda density: change(_share(density)))
 
     def flag(self, name: str, default: bool) -> bool:
@@ -157,13 +157,13 @@ class Read:
 
 
 def _check_names(every: Sequence[Values]) -> None:
-    """Raise for what is almost certainly a typo of a parameter; warn of others that no method has."""
+    """Raise for a name that is probably a misspelt parameter; warn about others that no method has."""
     unknown = dict.fromkeys(str(name) for values in every for name in values if name not in KNOWN)
     for name in unknown:
         if difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.75):
             check_names([name], KNOWN, "parameter")
     if unknown:
-        logger.warning("ignored, because no method of mergekit has them: %s", ", ".join(unknown))
+        logger.warning("ignored parameters that no method of mergekit has: %s", ", ".join(unknown))
 
 
 def _election(read: Read, normalizes: bool) -> dict[str, Any]:

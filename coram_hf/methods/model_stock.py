@@ -14,13 +14,13 @@ from coram_hf.methods.mergekit import model_stock_parameters
 from coram_hf.methods.updates import Updates
 
 SMALLEST = 1e-6
-"""Product of norms, and denominator, below which mergekit sees no angle and keeps the base."""
+"""Product of norms, and denominator, below which no angle is defined and the base is kept, as in mergekit."""
 
 
 def model_stock(
     updates: Updates,
     *,
-    filter_wise: Annotated[bool, "Whether every row has an angle of its own, not the whole tensor."] = False,
+    filter_wise: Annotated[bool, "Whether to use an angle per row, not one for the whole tensor."] = False,
 ) -> Tensor:
     """W = W_0 + t * sum w_i tau_i, t = N c / (1 + (N - 1) c), with c the mean cosine of pairs of updates"""
     n = len(updates)

@@ -21,7 +21,7 @@ def nuslerp(
     ] = "updates",
     along: Annotated[
         Literal["tensor", "rows", "columns"],
-        "Which vectors turn: the tensor as one, its rows, or its columns.",
+        "What is interpolated: the tensor as one vector, its rows, or its columns.",
     ] = "tensor",
 ) -> Tensor:
     """W = W_0 + (sin(w_1 a) tau_1 + sin(w_2 a) tau_2) / sin(a), with a the angle between tau_1 and tau_2

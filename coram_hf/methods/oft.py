@@ -87,7 +87,7 @@ def _generators(name: str, expert: Weights, base: Weights) -> tuple[PeftConfig, 
     if expert.transplant is not None:
         raise CoramError(
             f"expert {name!r} has a base of its own, and rotations of different bases cannot be merged; "
-            "merge its weights instead, without space"
+            "merge its weights instead, by removing space"
         )
     if expert.adapter is None or expert.kind != "OFT":
         layout = " in the layout of PEFT before 0.16" if expert.kind == "OFT" else ""

@@ -1,4 +1,4 @@
-"""What methods share that keep a part of each update: random draws, and the norm of what is left."""
+"""Shared by methods that keep a part of each update: random draws, and the norm of what is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges of updates of which only a part is kept, as DARE, DELLA and breadcrumbs share them."""
+"""Merging updates of which only a part is kept, shared by DARE, DELLA and breadcrumbs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def merge_pruned(
 ) -> Tensor:
     """scale * sum_i |weight_i| prune(tau_i), of all entries or (`consensus`) of those with the elected sign.
 
-    `prune` gets the expert's position and its tau_i. `normalize` divides by the sum of the weights, of those
-    that agree if signs are elected.
+    `prune` gets the expert's position and its tau_i. `normalize` divides by the sum of the
+    weights, or with `consensus` of those that agree.
     """
     kept = [prune(i, updates.tau(i)) for i in range(len(updates))]
     if consensus:

@@ -81,7 +81,7 @@ def filled_folder(target: Path, carried: Collection[str], stale: re.Pattern[str]
 
     A target that is missing or empty is replaced in one step. Otherwise its files are replaced one by one,
     those whose names match `stale` are removed, and all others stay. `carried`: files of the target that are
-    rewritten or removed, if they are there.
+    copied in first if they exist, to be rewritten or removed.
     """
     if not target.is_dir() or not any(target.iterdir()):
         with new_folder(target) as partial:

@@ -1,4 +1,4 @@
-"""The heads of experts beside a merged backbone: a folder each, which loads with the expert's class."""
+"""The heads of experts beside a merged backbone: one folder each, which loads with the expert's class."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def save_heads(inputs: Inputs, folder: Path) -> None:
 
 
 def _link(path: Path, place: Path, without: set[str]) -> list[str]:
-    """A second name for a file, or a copy where the disk has no such thing; returns the tensors in it.
+    """Link a file, or copy it where the disk has no links; returns the names of its tensors.
 
-    A file with tensors that the head has itself or has no use for, such as a pooler, is copied without these.
+    A file with tensors that the head replaces or does not use, such as a pooler, is copied without them.
     """
     with safe_open(path, "pt") as file:
         names = list(file.keys())
@@ -85,7 +85,7 @@ def _link(path: Path, place: Path, without: set[str]) -> list[str]:
 
 
 def folder_name(name: str, heads: Mapping[str, Head]) -> str:
-    """The name of an expert as that of a folder."""
+    """The name of an expert as a folder name."""
     safe = {other: re.sub(r"[^\w.-]+", "_", other).strip(".") or "expert" for other in heads}
     twice = list(safe.values()).count(safe[name]) > 1
     return f"{safe[name]}-{list(heads).index(name) + 1}" if twice else safe[name]
@@ -97,7 +97,7 @@ def with_head(model: PreTrainedModel, inputs: Inputs, name: str) -> PreTrainedMo
     It shares the backbone's memory with the merged model.
     """
     if name not in inputs.heads:
-        raise CoramError(f"no head of {name!r} was kept; merge with heads='keep', found {list(inputs.heads)}")
+        raise CoramError(f"no head of {name!r} was kept, found {list(inputs.heads)}; merge with heads='keep'")
     head = inputs.heads[name]
     found, prefix = without_data(head.weights.model), backbone_prefix(head.weights.model)
     merged = {f"{prefix}{key}": tensor for key, tensor in model.state_dict().items()}

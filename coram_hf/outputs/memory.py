@@ -78,7 +78,7 @@ def new_model(inputs: Inputs, merged: Collection[str] = ()) -> PreTrainedModel:
 def expert_model(inputs: Inputs, expert: str, only: Collection[str] | None = None) -> PreTrainedModel:
     """One expert as a model in the format and placement of the result.
 
-    With `only`, all tensors but the named ones are the base's.
+    With `only`, all tensors except the named ones are the base's.
     """
 
     def read(name: str) -> Tensor:

@@ -133,7 +133,7 @@ def is_result(folder: Path, inputs: Inputs, settings: Mapping[str, Any]) -> bool
 
 
 def dtype_name(inputs: Inputs) -> str | None:
-    """The dtype that was asked for, by its name."""
+    """The name of the requested dtype."""
     return None if inputs.dtype is None else str(inputs.dtype).removeprefix("torch.")
 
 

@@ -67,7 +67,7 @@ class MergeReport(Shown):
     relative_updates: r_i by expert; balance_factors: f_i.
     sqrt_n: the ideal contraction scale, sqrt(N), or 1 / sqrt(sum w_i^2) with weights.
     kappa: given, or by the rule; lam_source: "rule" (kappa from D), "kappa" (given), "amplitude" (a given),
-    "neutral" (kappa times the neutral scale), "given" (lambda was set by hand, and kappa was not used) or
+    "neutral" (kappa times the neutral scale), "given" (lambda was passed, and kappa was not used) or
     "calibrated" (found from unlabelled prompts). calibration: how, as the fields of a `Calibration`.
     neutral: for the neutral scale, its value, and the divergences from the base per token of neutral text:
     of the experts, the target that balance and weights make of them, and that of the merge.
@@ -94,8 +94,8 @@ class MergeReport(Shown):
     retention: |W_merge - W_0| / RMS_i |W_i - W_0| by kind of parameter (attention, mlp, norm and so on).
     kinds: per kind, the number of tensors, and of parameters that were target, residual and kept.
     worst_condition: the largest condition number of a slice of the base that has a frame.
-    model_class: of the result; library: that loads it; dtype, options: as requested; files: size and sha256
-    of the weight files.
+    model_class: that of the result; library: the one that loads it; dtype, options: as requested; files: size
+    and sha256 of the weight files.
     """
 
     method: str

@@ -115,7 +115,7 @@ class MergePlan(Shown):
 
 
 def transplant_lines(transplants: Mapping[str, Transplant]) -> dict[str, str]:
-    """What was matched, what stayed and what was left out, by expert and list."""
+    """What was matched, what stayed and what was left out, for every expert."""
     return {
         f"{name}, {what}": words
         for name, found in transplants.items()

@@ -1,4 +1,4 @@
-"""One sentence about a merge, for people who want to know whether to go ahead."""
+"""One sentence on whether a merge is ready to go ahead."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ def verdict(dispersion: Mapping[str, Any]) -> str:
     sizes, D, lam = dispersion["relative_updates"], float(dispersion["D"]), dispersion["lam"]
     unchanged = [name for name, r in sizes.items() if r == 0]
     if unchanged:
-        return (
-            f"Not ready: {_are(unchanged, 'equals', 'equal')} the base, so nothing can be merged from there."
-        )
+        return f"Not ready: {_are(unchanged, 'equals', 'equal')} the base, so there is no update to merge."
     foreign = [name for name, r in sizes.items() if r >= FOREIGN_UPDATE]
     if foreign:
         return (
             f"Not ready: {_are(foreign, 'differs', 'differ')} from the base about as much as unrelated "
-            "weights do; name the right base, or pass their own with --bases."
+            "weights do; pass the right base, or name their own bases with --bases."
         )
     ratio = f"the largest update is {D:.3g} times the smallest"
     if D >= dispersion["threshold"]:
-        return f"Uneven: {ratio}; merge with --balance damp, so that it does not drown the others."
+        return f"Uneven: {ratio}; merge with --balance damp, so that it does not drown out the others."
     strength = "with a lambda that is measured while merging" if lam is None else f"with lambda {lam:.4g}"
     low, high = UNEXPLORED_DISPERSION
     if low < D < high:
         return (
             f"Ready to merge {strength}, but {ratio}, where the rule for lambda has not been tested: compare "
-            "a few lambdas with coram-hf sweep if you can."
+            "a few values of lambda with coram-hf sweep if you can."
         )
     even = "one expert" if len(sizes) == 1 else f"{len(sizes)} experts of similar size ({ratio})"
     return f"Ready to merge {strength}: {even}, where the rule for lambda was tested."

@@ -258,7 +258,7 @@ def test_a_recipe_of_mergekit_gives_what_mergekit_gives(suite, method, normalize
         (MERGEKIT.replace("METHOD", "ties"), "normalize must be true or false"),
         (MERGEKIT.replace("METHOD", "ties").replace("NORMALIZE", "true").replace("0.8", "null"),
          "lambda must be a number"),
-        ("merge_method: linear\nmodels: []\n", "names no expert"),
+        ("merge_method: linear\nmodels: []\n", "lists no expert"),
         ("[" * 3000, "cannot be read as YAML"),
         ("- 1\n", "is not a mapping"),
         ("a: [\n", "cannot be read as YAML"),

@@ -125,7 +125,7 @@ def read(tmp_path, text):
          "pad_to_multiple_of is not supported"),
         ("merge_method: linear\nmodels: [math]\ntokenizer_source: other\n", "is not a model of this merge"),
         ("merge_method: linear\nmodels: [math]\ntokenizer_source: base\ntokenizer: {}\n", "are mutually"),
-        ("merge_method: linear\nmodels: [math]\nchat_template: '{{ messages }}'\n", "save it in a file"),
+        ("merge_method: linear\nmodels: [math]\nchat_template: '{{ messages }}'\n", "save it to a file"),
         ("merge_method: ties\nmodels: [math]\nbase_model: base+lora\n", "has an adapter; merge it"),
         ("merge_method: linear\nmodels: [{parameters: {}}]\n", "each must have a key 'model'"),
         ("merge_method: linear\nmodels: [math]\nname: a\n---\nmerge_method: linear\nmodels: [b]\nname: a\n"
@@ -145,7 +145,7 @@ def test_bad_recipes_are_explained(tmp_path, text, message):
 def test_what_no_method_has_is_ignored_aloud(tmp_path, caplog):
     recipe = read(tmp_path, "merge_method: linear\nmodels: [math]\nparameters: {weight: 1, zzz: 3}\n")
     assert recipe.parameters == {"weights": [1.0], "normalize": True}
-    assert "ignored, because no method of mergekit has them: zzz" in caplog.text
+    assert "ignored parameters that no method of mergekit has: zzz" in caplog.text
 
 
 def test_filters_fall_back_on_the_shared_value(tmp_path):

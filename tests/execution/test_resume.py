@@ -181,7 +181,7 @@ def test_an_interrupt_says_how_to_go_on(suite, caplog):
     stopped(suite, "interrupted", KeyboardInterrupt())
     assert "stopped; run the same command again to resume" in caplog.text
     run(suite, "interrupted")
-    assert "resuming the merge" in caplog.text
+    assert "resuming the interrupted merge" in caplog.text
     assert contents(suite / "interrupted") == contents(suite / "whole")
 
 

@@ -86,6 +86,6 @@ def test_a_card_says_what_the_model_is_and_how_to_use_it_before_the_amplitude(tm
     assert headings.index("How the amplitude was chosen") > headings.index("Warnings")
     begin = card.partition("<!-- coram: begin -->")[2].strip()
     assert begin.startswith(
-        "One LlamaForCausalLM with one expert (e0), merged into their base (a folder called base)"
+        "LlamaForCausalLM with one expert (e0) merged into its base (a folder called base)"
     )
     assert MergeReport.load(tmp_path / "merged").companions == ("tokenizer", "chat_template")

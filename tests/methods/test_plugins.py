@@ -154,7 +154,7 @@ def test_the_command_line_and_recipes_merge_with_it(session, sources, command, s
     for name, tensor in expected(sources, scale).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
     card = (folder / "README.md").read_text()
-    assert "with the baseline median&#95;of by coram_hf" in card
+    assert "by the baseline median&#95;of with coram_hf" in card
     assert f"--method median_of --parameter scale={scale}" in card
     assert f"merge('path/to/base', experts, 'median_of', scale={scale})" in card
 

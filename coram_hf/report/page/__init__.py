@@ -42,7 +42,7 @@ DETAILS = {
     "ownership": "Open it to see whether one expert dominates, or whether two are nearly the same.",
     "matrices": "Open it to look up a single matrix.",
 }
-"""Sections that are closed at first, and when to open them."""
+"""Sections that start closed, and when to open them."""
 INSIDE = {"threshold": "dispersion"}
 """Diagnostics that are shown in the section of another one."""
 
@@ -85,13 +85,13 @@ def render_page(numbers: Mapping[str, Any]) -> str:
 
 
 def _tiles(numbers: Mapping[str, Any]) -> list[tuple[Any, str, str]]:
-    """The numbers to decide by, each with its name and what it says."""
+    """The key numbers, each with its name and meaning."""
     dispersion, contraction = numbers["dispersion"], numbers["contraction"]
     threshold = f"{dispersion['threshold']:g}"
     return [
         (dispersion["D"], "dispersion D", f"largest over smallest update; uneven from {threshold} on"),
-        (dispersion["lam"], "lambda", "by how much the merged update is enlarged"),
-        (dispersion["kappa"], "kappa", "lambda without the part that makes up for averaging"),
+        (dispersion["lam"], "lambda", "the factor by which the merged update is enlarged"),
+        (dispersion["kappa"], "kappa", "lambda without the part that compensates for averaging"),
         (
             contraction["c_rms"],
             "c_RMS",
