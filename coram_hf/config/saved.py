@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,17 +16,17 @@ REPORT_FILE = "coram_report.json"
 """The report beside a merge, which holds its configuration as well."""
 
 
-class Saved:
+class Saved(ABC):
     """A configuration that is saved as JSON and read back."""
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain values."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
-        raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write coram_config.json into a folder."""
