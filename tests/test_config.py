@@ -12,7 +12,9 @@ MODES = ("mean", "energy", "variance", "owner", "margin")
 RESIDUALS = ("ta", "ties", "tsvm")
 DIAGNOSTIC = ("q", "s", "v", "qs", "sv")
 GEOMETRY = [*CORES, *DIAGNOSTIC, *(f"SS({core},{mode})" for core, mode in itertools.product(CORES, MODES))]
-DECORRELATED = [f"DEC({line}{how})" for line, how in itertools.product(GEOMETRY, ("", ",ridge"))]
+DECORRELATED = [
+    f"DEC({line}{how})" for line, how in itertools.product(GEOMETRY, ("", ",ridge", ",wudi", ",auto"))
+]
 ALONE = [*GEOMETRY, *DECORRELATED]
 LINES = [*ALONE, *(f"{line}.{rp}" for line, rp in itertools.product(ALONE, RESIDUALS))]
 
@@ -81,7 +83,7 @@ def test_a_line_takes_further_options():
         ("full (h=0)", "(h=N)"),
         ("full.ta.ta", "X.rp"),
         ("x-nca", "full, lr"),
-        ("DEC(full,pca)", "'tsv', 'ridge'"),
+        ("DEC(full,pca)", "'tsv', 'ridge', 'wudi', 'auto'"),
         ("DEC(full.ties)", "DEC(X)"),
         ("SS(DEC(full),mean)", "DEC(X)"),
         ("DEC(DEC(full))", "DEC(X)"),

@@ -144,8 +144,9 @@ class CoramConfig(Options, Saved):
     decorrelate: Annotated[
         Decorrelate | None,
         "Change the experts' updates first so that they use different directions: tsv by their singular "
-        "vectors, ridge by regression in the input space; lambda is then kappa * c_RMS. Not part of the "
-        "paper.",
+        "vectors, ridge by regression in the input space, wudi by regression on the inputs that they use "
+        "most, auto by tsv where its rank keeps the updates and else by wudi; lambda is then "
+        "kappa * c_RMS. Not part of the paper.",
     ] = None
     kappa: Annotated[
         float | None, Range("(0, inf)"), "Restoration strength; by default from the dispersion D."
@@ -253,7 +254,7 @@ class CoramConfig(Options, Saved):
         return {"float64": torch.float64, "float32": torch.float32}[self.compute_dtype]
 
 
-RECOMMENDED = {"decorrelate": "tsv", "balance": "auto", "scale": "neutral", "kappa": 1.15}
+RECOMMENDED = {"decorrelate": "auto", "balance": "auto", "scale": "neutral", "kappa": 1.15}
 """Chosen on the validation questions of examples/suite, whose README has the numbers."""
 
 

@@ -1,6 +1,6 @@
 """The paper's one-line names for configurations, such as `SS(ca+ave,variance).ties` or `full (h=16)`.
 
-`DEC(...)` is ours: `DEC(full)` decorrelates by `tsv`, `DEC(full,ridge)` by `ridge`.
+`DEC(...)` is ours: `DEC(full)` decorrelates by `tsv`, `DEC(full,ridge)` by `ridge`, and so on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Branch = Literal["full", "lr", "q", "s", "v", "qs", "sv"]
 Conflict = Literal["nca", "nca+ave", "ca", "ca+ave"]
 Spread = Literal["mean", "energy", "variance", "owner", "margin"]
 Residual = Literal["ta", "ties", "tsvm"]
-Decorrelate = Literal["tsv", "ridge"]
+Decorrelate = Literal["tsv", "ridge", "wudi", "auto"]
 
 DEFAULT_HEIGHT = 8
 DEFAULT_DECORRELATION = "tsv"
@@ -30,10 +30,11 @@ _DECORRELATED = re.compile(
 )
 
 _GRAMMAR = (
-    "a line is X, SS(X,mode), X.rp or SS(X,mode).rp, then optionally (h=N); DEC(X), DEC(X,ridge), "
-    "DEC(SS(X,mode)) or DEC(SS(X,mode),ridge) decorrelate the experts first; "
+    "a line is X, SS(X,mode), X.rp or SS(X,mode).rp, then optionally (h=N); DEC(X), DEC(X,how), "
+    "DEC(SS(X,mode)) or DEC(SS(X,mode),how) decorrelate the experts first; "
     f"X: {', '.join(get_args(Branch) + get_args(Conflict))}; "
-    f"mode: {', '.join(get_args(Spread))}; rp: {', '.join(get_args(Residual))}"
+    f"mode: {', '.join(get_args(Spread))}; rp: {', '.join(get_args(Residual))}; "
+    f"how: {', '.join(get_args(Decorrelate))}"
 )
 
 

@@ -1,11 +1,12 @@
 """Decorrelation: the updates of one matrix, changed so that the experts no longer use the same directions.
 
-Both ways act on updates tau_i (m x n, outputs x inputs), and leave a single one as it is. They depend only on
-inner products, so updates of low rank are decorrelated as small cores between orthonormal bases.
+Every way acts on updates tau_i (m x n, outputs x inputs), and leaves a single one as it is. All depend only
+on inner products, so updates of low rank are decorrelated as small cores between orthonormal bases.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,12 @@ from coram_hf.geometry.linalg import GRAM_RATIO, eigen, gram_of_columns, inverse
 ETA = 0.1
 """The ridge, as a fraction of the largest eigenvalue of the experts' summed Gram matrices."""
 
+KEPT = 0.99
+"""The share of every |tau_i|^2 that the singular values kept by `tsv` must hold for `auto` to choose it."""
+
+RANK_ROUNDING = 1e-6
+"""What rounding may add to an effective rank before it is rounded up."""
+
 GRAM_NOISE = 1e-6
 """Singular values below this fraction of the largest cannot be told from zero by a Gram matrix."""
 
@@ -24,15 +31,36 @@ GRAM_NOISE = 1e-6
 def decorrelated(
     updates: Sequence[Tensor], how: Decorrelate, rank: int | None = None, floor: float = 0.0
 ) -> list[Tensor]:
-    """tau~_i of one matrix by `tsv` (with the given rank and floor) or `ridge`."""
+    """tau~_i of one matrix; `rank` is that of `tsv`, and directions at or below `floor` are noise.
+
+    `auto` takes `tsv` where its rank keeps the updates, which then become exactly orthogonal, and `wudi`
+    where it would cut them off.
+    """
     if len(updates) == 1 or updates[0].numel() == 0:
         return list(updates)
-    return tsv(updates, rank, floor) if how == "tsv" else ridge(updates)
+    if how == "ridge":
+        return ridge(updates)
+    if how == "tsv" or (how == "auto" and rank_keeps(updates, rank)):
+        return tsv(updates, rank, floor)
+    return wudi(updates, floor)
 
 
 def default_rank(m: int, n: int, n_experts: int) -> int:
     """k = int(min(m, n) / N), at least 1."""
     return max(1, min(m, n) // n_experts)
+
+
+def rank_keeps(updates: Sequence[Tensor], rank: int | None = None) -> bool:
+    """Whether the k largest singular values of every update hold KEPT of its square."""
+    m, n = updates[0].shape
+    k = rank or default_rank(m, n, len(updates))
+    return min(m, n) <= k or all(_share_of_leading(tau if m >= n else tau.mT, k) >= KEPT for tau in updates)
+
+
+def _share_of_leading(tall: Tensor, k: int) -> float:
+    squares = torch.linalg.eigvalsh(gram_of_columns(tall)).clamp_min(0)
+    total = float(squares.sum())
+    return float(squares[-k:].sum()) / total if total else 1.0
 
 
 def tsv(updates: Sequence[Tensor], rank: int | None = None, floor: float = 0.0) -> list[Tensor]:
@@ -122,3 +150,42 @@ def _regularised_inverse(gram: Tensor) -> Tensor:
     """(A + eta lambda_max(A) I)^-1 by Cholesky, with A overwritten; its condition is at most 1 + 1 / eta."""
     gram.diagonal().add_(ETA * largest_eigenvalue(gram))
     return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+
+
+def wudi(updates: Sequence[Tensor], floor: float = 0.0) -> list[Tensor]:
+    """tau~_i = tau_i (I - E E^T) + tau_i G_i E L^-1 E^T, with E and L the leading eigenpairs of sum_j G_j.
+
+    G_i = tau_i^T tau_i / |tau_i|^2. The updates add up to WUDI in closed form: on the inputs that the experts
+    use most, each direction is divided among them as in `ridge`; on all others, updates stay as they are.
+    """
+    (m, n), count = updates[0].shape, len(updates)
+    if count * m < n:
+        basis = torch.linalg.qr(torch.cat(list(updates)).mT).Q
+        return [core @ basis.mT for core in wudi([tau @ basis for tau in updates], floor)]
+    squares = [float(torch.linalg.vector_norm(tau)) ** 2 for tau in updates]
+    if not any(squares):
+        return [torch.zeros_like(tau) for tau in updates]
+    total, noise = updates[0].new_zeros(n, n), 0.0
+    for tau, square in zip(updates, squares, strict=True):
+        if square:
+            total.add_(gram_of_columns(tau), alpha=1 / square)
+            noise += floor**2 / square
+    L, E = leading_inputs(total, noise)
+    found = []
+    for tau, square in zip(updates, squares, strict=True):
+        on_E = tau @ E
+        shared = tau @ (tau.mT @ on_E) / (L * (square or 1.0))
+        found.append(tau + (shared - on_E) @ E.mT)
+    return found
+
+
+def leading_inputs(total: Tensor, noise: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The leading eigenvalues and eigenvectors of a Gram matrix, as many as its effective rank.
+
+    That rank is (sum sqrt l)^2 / sum l, rounded up; eigenvalues at or below `noise` or rounding do not count.
+    """
+    values, vectors = eigen(total)
+    kept = values > max(noise, len(values) * torch.finfo(values.dtype).eps * float(values[-1]))
+    values, vectors = values[kept], vectors[:, kept]
+    rank = math.ceil(float(values.sqrt().sum()) ** 2 / float(values.sum()) - RANK_ROUNDING)
+    return values[-rank:], vectors[:, -rank:]

@@ -112,8 +112,8 @@ def _decorrelated_cores(
 
 
 def _loaded(base: Tensor, config: CoramConfig, device: torch.device | None) -> Tensor:
-    """W_0 in the precision of `tsv`, float64, or for `ridge`, which is well-conditioned, of the geometry."""
-    dtype = torch.float64 if config.decorrelate == "tsv" else config.torch_compute_dtype
+    """W_0 in float64 or, for `ridge`, which is well-conditioned, in the precision of the geometry."""
+    dtype = config.torch_compute_dtype if config.decorrelate == "ridge" else torch.float64
     return base.detach().to(base.device if device is None else device, dtype)
 
 
@@ -127,7 +127,7 @@ def _measured(before: Tensor, after: Sequence[Tensor], factors: Sequence[float] 
 def _assembled(
     W0: Tensor, measured: Decorrelation, updates: Sequence[Tensor], factors: Sequence[float] | None
 ) -> Decorrelated:
-    """W_0 + f_i tau~_i, written over the updates; balancing commutes with both ways to decorrelate."""
+    """W_0 + f_i tau~_i, written over the updates; balancing commutes with every way to decorrelate."""
     for tau, factor in zip(updates, factors or [1.0] * len(updates), strict=True):
         torch.add(W0, tau, alpha=factor, out=tau)
     return Decorrelated(list(updates), measured)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from coram_hf.geometry.linalg import eigen, gram_of_columns
+from coram_hf.geometry.decorrelate import leading_inputs
+from coram_hf.geometry.linalg import gram_of_columns
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
-
-ROUNDING = 1e-9
-"""What rounding may add to the effective rank before it is rounded up."""
 
 
 def wudi(updates: Updates, *, scale: Annotated[float, "Coefficient of the merged update."] = 1.0) -> Tensor:
@@ -38,13 +35,9 @@ def wudi(updates: Updates, *, scale: Annotated[float, "Coefficient of the merged
             C += gram
             D += tau @ gram
             total.add_(tau, alpha=count * weight)
-    values, vectors = eigen(C)
-    values = values.clamp_min(0)
-    size = float(values.sum())
-    if size == 0:
+    if not C.any():
         return updates.shaped(updates.empty().zero_())
-    rank = math.ceil(float(values.sqrt().sum()) ** 2 / size - ROUNDING)
-    E, L = vectors[:, -rank:], values[-rank:]
+    L, E = leading_inputs(C)
     return (scale * (total + ((D @ E) / L - total @ E) @ E.mT)).to(updates.dtype)
 
 

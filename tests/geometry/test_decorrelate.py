@@ -8,6 +8,7 @@ from helpers.decorrelate_reference import WAYS
 from helpers.matrices import relative_error, tensors
 
 from coram_hf import CoramConfig
+from coram_hf.baselines import merge_tensor
 from coram_hf.geometry import linalg, merge_matrix
 from coram_hf.geometry.decorrelated import (
     Decorrelation,
@@ -28,7 +29,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=["tsv", "ridge"])
+@pytest.fixture(params=list(WAYS))
 def how(request):
     return request.param
 
@@ -63,7 +64,8 @@ def test_every_shape(shape, n, how):
     np.testing.assert_allclose(measured.energies, [np.sum(t * t) for t in expected], rtol=1e-9)
     assert mean_overlap(measured.before) == pytest.approx(decorrelate_reference.overlap(taus), rel=1e-9)
     assert mean_overlap(measured.after) == pytest.approx(decorrelate_reference.overlap(expected), abs=1e-9)
-    assert mean_overlap(measured.after) <= mean_overlap(measured.before) + 1e-12
+    if how in ("tsv", "ridge"):
+        assert mean_overlap(measured.after) <= mean_overlap(measured.before) + 1e-12
 
 
 def test_tsv_makes_updates_orthogonal():
@@ -97,7 +99,8 @@ def test_identical_experts_share_what_they_change(how):
     w0, (tau, *_) = problem((24, 20))
     found, measured = changed(w0, [tau] * 3, how)
     close(found, WAYS[how]([tau] * 3), [tau])
-    assert all(np.array_equal(found[0], other) for other in found) or how == "tsv"
+    if how in ("ridge", "wudi"):
+        assert all(np.array_equal(found[0], other) for other in found)
     assert mean_overlap(measured.before) == pytest.approx(1)
 
 
@@ -155,6 +158,24 @@ def test_nearly_identical_experts():
     close(changed(w0, taus, "ridge")[0], WAYS["ridge"](taus), taus)
 
 
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
+def test_auto_cuts_nothing_off(shape):
+    """Of low rank, also as a matrix, by tsv; of full rank by wudi, even if only one expert is."""
+    rng = np.random.default_rng(6)
+    w0 = rng.standard_normal(shape)
+    low = [rng.standard_normal((shape[0], 3)) @ rng.standard_normal((3, shape[1])) for _ in range(3)]
+    close(changed(w0, low, "auto")[0], WAYS["tsv"](low), low)
+    high = [*low[:2], rng.standard_normal(shape)]
+    close(changed(w0, high, "auto")[0], WAYS["wudi"](high), high)
+
+
+def test_the_sum_of_wudi_is_the_method_of_that_name():
+    w0, taus = problem((24, 20))
+    base, *experts = tensors([w0, *(w0 + tau for tau in taus)])
+    found, _ = changed(w0, taus, "wudi")
+    assert relative_error(merge_tensor(base, experts, "wudi"), w0 + sum(found), w0) < 1e-8
+
+
 def test_the_overlap_of_wide_matrices_is_estimated(how):
     rng = np.random.default_rng(4)
     common = rng.standard_normal((40, 400))
@@ -175,7 +196,8 @@ def test_the_largest_eigenvalue_by_lanczos():
 
 
 @pytest.mark.parametrize(
-    "line", ["DEC(full)", "DEC(lr,ridge)", "DEC(nca+ave)", "DEC(SS(ca,variance),ridge)", "DEC(qs)"]
+    "line",
+    ["DEC(full)", "DEC(lr,ridge)", "DEC(nca+ave)", "DEC(SS(ca,variance),ridge)", "DEC(qs)", "DEC(nca,wudi)"],
 )
 @pytest.mark.parametrize("weights", [None, (1, 2, 3)])
 def test_matrices_are_merged_from_decorrelated_experts(line, weights):

@@ -41,7 +41,31 @@ def ridge(taus, eta=0.1):
     return [len(taus) * tau @ gram @ inverse for tau, gram in zip(taus, grams, strict=True)]
 
 
-WAYS = {"tsv": tsv, "ridge": ridge}
+def wudi(taus):
+    """Eigenvectors one by one: on each leading one, an expert keeps the share of its own G_i."""
+    if len(taus) == 1 or not any(tau.any() for tau in taus):
+        return taus
+    grams = [tau.T @ tau / max(np.linalg.norm(tau) ** 2, 1e-300) for tau in taus]
+    values, vectors = np.linalg.eigh(sum(grams))
+    values = np.where(values > 1e-13 * values.max(), values, 0.0)
+    rank = int(np.ceil(np.sqrt(values).sum() ** 2 / values.sum() - 1e-6))
+    found = [tau.copy() for tau in taus]
+    for value, e in list(zip(values, vectors.T, strict=True))[::-1][:rank]:
+        for tau, gram, out in zip(taus, grams, found, strict=True):
+            out += np.outer(tau @ (gram @ e) / value - tau @ e, e)
+    return found
+
+
+def auto(taus):
+    k = max(1, int(min(taus[0].shape) / len(taus)))
+    for tau in taus:
+        squares = np.linalg.svd(tau, compute_uv=False) ** 2
+        if squares[:k].sum() < 0.99 * squares.sum():
+            return wudi(taus)
+    return tsv(taus)
+
+
+WAYS = {"tsv": tsv, "ridge": ridge, "wudi": wudi, "auto": auto}
 
 
 def overlap(taus):

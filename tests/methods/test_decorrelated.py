@@ -41,6 +41,7 @@ def expected_update(config, w0, experts, factors, target):
     [
         ("DEC(full)", {}),
         ("DEC(full,ridge)", {"kappa": 0.8}),
+        ("DEC(lr,wudi)", {"balance": "root"}),
         ("DEC(SS(ca+ave,variance))", {"balance": "root"}),
         ("DEC(nca,ridge)", {"weights": (1, 2, 1), "balance": "equal"}),
         ("DEC(lr)", {"lam": 2.0}),
@@ -130,7 +131,7 @@ def test_every_matrix_of_a_stack_by_itself(architecture, tmp_path):
 
 def test_one_expert_gives_itself_back():
     base, experts = suite((0.05,))
-    for how in ("tsv", "ridge"):
+    for how in ("tsv", "ridge", "wudi"):
         plain, changed = (
             CoramMerger(base, experts, CoramConfig(decorrelate=way, lam=1.0), progress=False).merge().model
             for way in (None, how)
@@ -183,7 +184,7 @@ def adapters(base, configs, dtype=torch.float64):
     return {name: adapted(base, make(), i).to(dtype) for i, (name, make) in enumerate(configs.items())}
 
 
-@pytest.mark.parametrize("how", ["tsv", "ridge"])
+@pytest.mark.parametrize("how", ["tsv", "ridge", "wudi", "auto"])
 def test_adapters_on_small_cores_are_as_dense_ones(how):
     base = tiny_llama(dtype=torch.float64)
     experts = adapters(base, LORA)
