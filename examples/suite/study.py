@@ -1,6 +1,6 @@
 """Merge every suite by every method and score it: the numbers behind the tables and the choice of a default.
 
-    python examples/suite/study.py validation                  # kappa of the neutral scale, to choose on
+    python examples/suite/study.py validation                  # directions and kappas, to choose on
     python examples/suite/study.py test                        # the methods as chosen, scored once
     python examples/suite/study.py test --suite lora-even --row full
 
@@ -57,6 +57,7 @@ MORE_LINES: dict[str, Row] = {
 """Scored on the suites of five experts: directions at one size, other lines, and decorrelation of each."""
 
 KAPPAS = (0.8, 1.0, 1.15, 1.3, 1.5)
+DIRECTIONS = ("tsv", "wudi")
 
 
 class Bench:
@@ -128,14 +129,15 @@ Step = Callable[[Bench], None]
 
 
 def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
-    """The recommended line at several kappas."""
-    rows = {f"recommended, kappa={kappa:g}": kappa for kappa in KAPPAS}
-    yield list(rows), lambda bench: kappas(bench, rows)
+    """The recommended line in each direction, at several kappas."""
+    for how in DIRECTIONS:
+        rows = {f"{how}, kappa={kappa:g}": kappa for kappa in KAPPAS}
+        yield list(rows), lambda bench, how=how, rows=rows: kappas(bench, how, rows)  # type: ignore[misc]
 
 
-def kappas(bench: Bench, rows: dict[str, float]) -> None:
+def kappas(bench: Bench, how: str, rows: dict[str, float]) -> None:
     """Merge once, and score at every kappa; a = lambda / c_RMS is the size of the update."""
-    result = bench.merger(line="recommended", kappa=1.0).merge()
+    result = bench.merger(line="recommended", decorrelate=how, kappa=1.0).merge()
     scale = result.report.neutral["scale"]
     for row, kappa in rows.items():
         if row not in bench.known:
