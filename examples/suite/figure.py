@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from study import RESULTS, average
 from suites import SUITES
-from tables import read
+from tables import read, recommended_direction
 
 AXES = {
     "a": "a, size of the update over an expert's",
@@ -26,7 +26,8 @@ def main() -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.4), sharey=True)
     for panel, (key, label) in zip(panels, AXES.items(), strict=True):
         for name, rows in read("validation").items():
-            points = sorted((row[key], 100 * average(row)) for row in rows.values() if "kappa" in row)
+            own = (row for at, row in rows.items() if at.startswith(recommended_direction(name)))
+            points = sorted((row[key], 100 * average(row)) for row in own if "kappa" in row)
             full = name.startswith("full")
             style = {"color": "tab:blue" if full else "tab:orange", "linestyle": "--" if full else "-"}
             style["marker"] = MARKERS[name.partition("-")[2]]

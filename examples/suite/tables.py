@@ -7,13 +7,14 @@ Averages are over tasks; intervals are 95 % of a bootstrap over questions, drawn
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import KAPPAS, RESULTS, RIVALS, average
-from suites import HERE, SUITES
+from study import DIRECTIONS, KAPPAS, RESULTS, RIVALS, average
+from suites import FULL, HERE, SUITES
 
 from coram_hf.evaluation.intervals import Interval, bootstrap
 from coram_hf.report.tables import markdown as table
@@ -100,27 +101,42 @@ def details(rows: Mapping[str, Row]) -> str:
     return table(["row", *tasks, "average", "a", "lambda", "loss on neutral text"], lines)
 
 
-def choice(suites: Mapping[str, Mapping[str, Row]]) -> str:
-    """The validation average at every kappa, and the kappa that the other suites would choose for each."""
-    points = {
-        name: {kappa: average(rows[f"recommended, kappa={kappa:g}"]) for kappa in KAPPAS}
-        for name, rows in suites.items()
-        if f"recommended, kappa={KAPPAS[-1]:g}" in rows
-    }
+def recommended_direction(suite: str) -> str:
+    """What `decorrelate="auto"` takes for the experts of a suite."""
+    return "wudi" if SUITES[suite].folder == FULL else "tsv"
 
-    def best(of: Sequence[str], at: Callable[[str, float], float]) -> float:
-        return max(KAPPAS, key=lambda kappa: sum(at(name, kappa) for name in of))
+
+WAYS: dict[str, Callable[[str], str]] = {
+    "tsv": lambda suite: "tsv",
+    "wudi": lambda suite: "wudi",
+    "auto": recommended_direction,
+}
+
+
+def choice(suites: Mapping[str, Mapping[str, Row]]) -> str:
+    """The validation average of each way to decorrelate at every kappa; with `auto`, suite by suite.
+
+    For each suite, also the way and the kappa that the other suites would choose, and the score with them.
+    """
+    columns = [f"{how}, kappa={kappa:g}" for how in DIRECTIONS for kappa in KAPPAS]
+    known = {name: rows for name, rows in suites.items() if set(columns) <= rows.keys()}
+
+    def at(name: str, way: str, kappa: float) -> float:
+        return 100 * average(known[name][f"{WAYS[way](name)}, kappa={kappa:g}"])
+
+    def mean(of: Sequence[str], way: str, kappa: float) -> float:
+        return sum(at(name, way, kappa) for name in of) / len(of)
 
     lines = []
-    for name, found in points.items():
-        others = [other for other in points if other != name]
-        left_out = best(others, lambda other, kappa: points[other][kappa])
-        cells = [f"{100 * found[kappa]:.1f}" for kappa in KAPPAS]
-        lines.append([SUITES[name].title, *cells, f"{left_out:g}", f"{100 * found[left_out]:.1f}"])
-    means = [sum(found[kappa] for found in points.values()) / len(points) for kappa in KAPPAS]
-    lines.append(["average", *(f"{100 * mean:.1f}" for mean in means), "", ""])
+    for name in known:
+        others = [other for other in known if other != name]
+        way, kappa = max(itertools.product(WAYS, KAPPAS), key=lambda chosen: mean(others, *chosen))
+        cells = [f"{at(name, 'auto', each):.1f}" for each in KAPPAS]
+        lines.append([SUITES[name].title, *cells, f"{way}, {kappa:g}", f"{at(name, way, kappa):.1f}"])
+    for way in WAYS:
+        lines.append([f"average, {way}", *(f"{mean(list(known), way, each):.1f}" for each in KAPPAS), "", ""])
     return table(
-        ["", *(f"kappa {kappa:g}" for kappa in KAPPAS), "kappa of the others", "score with it"], lines
+        ["", *(f"kappa {kappa:g}" for kappa in KAPPAS), "choice of the others", "score with it"], lines
     )
 
 
@@ -136,7 +152,7 @@ def study(validation: Mapping[str, Mapping[str, Row]], test: Mapping[str, Mappin
     """All tables."""
     parts = ["### What each step is worth\n", overview(test, STEPS)]
     parts += ["\n### The rivals\n", overview(test, {OURS: OURS, **{name: name for name in RIVALS}})]
-    parts += ["\n### The choice of kappa, on validation questions\n", choice(validation)]
+    parts += ["\n### The choice of direction and kappa, on validation questions\n", choice(validation)]
     for name, rows in test.items():
         parts += [f"\n### {SUITES[name].title}\n", details(rows)]
     return "\n".join(parts) + "\n"
