@@ -37,7 +37,7 @@ class Table(NamedTuple):
 
         table = RichTable(box=box.SIMPLE_HEAD, show_header=bool(self.header))
         for i, head in enumerate(self.header or ("", "")):
-            table.add_column(Text(readable(head, HEAD)), justify="right" if i else "left")
+            table.add_column(Text(readable(head, HEAD)), justify="right" if i and self.header else "left")
         for name, *values in self.rows:
             first = readable(name, longest) if isinstance(name, str) else show(name)
             table.add_row(Text(first), *(Text(show(value)) for value in values))

@@ -18,7 +18,11 @@ from tables import FRONT, bands, complete, read
 FILE = RESULTS / "comparison.png"
 OURS = {"full": "#7fb2e5", "DEC(full)": "#7fb2e5", "recommended": "#1f6fb8", "calibrated": "#0b3d6b"}
 GREY, DARK, LINE = "#c9ced6", "#30363d", "#8b949e"
-PLAIN = {"full": "CORAM, the paper's rule", "DEC(full)": "CORAM, decorrelated", "recommended": "CORAM, recommended"}
+PLAIN = {
+    "full": "CORAM, the paper's rule",
+    "DEC(full)": "CORAM, decorrelated",
+    "recommended": "CORAM, recommended",
+}
 PLAIN["calibrated"] = "CORAM, calibrated on 16 prompts"
 
 
@@ -41,7 +45,9 @@ def main() -> None:
         band = bands(suites, row)
         axis.barh(place, mean, height=0.62, color=OURS.get(row, GREY), zorder=2)
         axis.plot([100 * band.low, 100 * band.high], [place] * 2, color=DARK, linewidth=1.4, zorder=3)
-        axis.scatter(scores, [place] * len(scores), s=16, color="white", edgecolor=DARK, linewidth=0.8, zorder=4)
+        axis.scatter(
+            scores, [place] * len(scores), s=16, color="white", edgecolor=DARK, linewidth=0.8, zorder=4
+        )
         axis.text(103, place, f"{mean:.0f}", va="center", weight="bold" if row in OURS else "normal")
     for row, words in (("base", "the base"), ("experts", "each expert\non its own task")):
         mean = sum(100 * average(found[row]) for found in suites.values()) / len(suites)
@@ -52,7 +58,9 @@ def main() -> None:
         label.set_weight("bold" if row in OURS else "normal")
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlim(0, 102)
-    axis.set_xlabel("percent of held-out questions answered correctly: bar, mean over suites; circles, each suite")
+    axis.set_xlabel(
+        "percent of held-out questions answered correctly: bar, mean over suites; circles, each suite"
+    )
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
     axis.tick_params(axis="x", color=LINE)

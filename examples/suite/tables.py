@@ -83,7 +83,9 @@ def complete(suites: Mapping[str, Mapping[str, Row]]) -> dict[str, Mapping[str, 
 def bands(suites: Mapping[str, Mapping[str, Row]], row: str) -> Interval:
     """The interval of a row's average over suites."""
     parts = {name: outcomes(rows[row], 1 / len(suites)) for name, rows in suites.items()}
-    return bootstrap({f"{name} {task}": values for name, found in parts.items() for task, values in found.items()})
+    return bootstrap(
+        {f"{name} {task}": values for name, found in parts.items() for task, values in found.items()}
+    )
 
 
 def overview(suites: Mapping[str, Mapping[str, Row]], names: Mapping[str, str]) -> str:
