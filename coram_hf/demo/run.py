@@ -112,8 +112,8 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
         rows[FITTED] = scored(FITTED, after)
         then = f"coram-hf eval {merged} --tasks {SUITE / 'data' / EXPERTS[0] / 'test.jsonl'}"
     answers = [
-        Answer(name, *question, said[name][1], answer, right)
-        for name, (*question, answer, right) in _answers(after, tokenizer, tasks).items()
+        Answer(name, asked, said[name][1], answer, right)
+        for name, (asked, answer, right) in _answers(after, tokenizer, tasks).items()
     ]
     return Outcome(merged, rows, answers, time.perf_counter() - started, then)
 
