@@ -2,7 +2,7 @@
 
     python .ci/release_check.py dist
 
-The wheel is installed into an empty environment, in a folder outside the repository, and runs the demo's merge.
+The wheel is installed into an empty environment outside the repository, and runs the demo's merge from there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 pytest.importorskip("nbclient", reason="nbclient is not installed: pip install 'coram-hf[dev]'")
 
-from notebooks.run import NAMES, execute  # noqa: E402
+from notebooks.run import NAMES, execute
 
 FOLDER = ROOT / "examples" / "notebooks"
 REAL = {"merge_your_loras", "why_is_my_merge_bad"}
