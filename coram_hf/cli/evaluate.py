@@ -52,7 +52,7 @@ def evaluate(
     if writes:
         where = f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}"
     else:
-        where = "not written; pass --write to write scores of some of the questions"
+        where = "not written; pass --write to write the scores"
     header = ("task", "metric", "value", "95% interval", "questions")
     data = {"model": str(folder), "written": writes, "results": [asdict(result) for result in results]}
     conclude(Table(f"{folder}: {where}", header, rows), data)

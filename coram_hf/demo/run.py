@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
         for row, found in self.scores.items():
             shares = [100 * score.accuracy for score in found.values()]
             rows.append([row, *(f"{share:.0f}" for share in (*shares, sum(shares) / len(shares)))])
-        asked = [[readable(a.question, 44), a.base, a.merge, a.right] for a in self.answers]
+        asked = [[readable(a.question, 60), a.base, a.merge, a.right] for a in self.answers]
         count = next(iter(self.scores[BEST].values())).total
         return [
             Table("One held-out question per task", ("question", "base", "merge", "right answer"), asked),

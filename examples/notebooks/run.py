@@ -22,7 +22,8 @@ def execute(name: str, folder: Path, seconds: int = 600) -> nbformat.NotebookNod
     """The notebook after a run in `folder`; raises if a cell does, or takes longer than `seconds`."""
     notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     place = {"metadata": {"path": str(folder)}}
-    return NotebookClient(notebook, timeout=seconds, kernel_name="python3", resources=place).execute()
+    options = {"timeout": seconds, "kernel_name": "python3", "coalesce_streams": True}
+    return NotebookClient(notebook, resources=place, **options).execute()
 
 
 def main() -> None:

@@ -32,7 +32,9 @@ OURS = "recommended"
 FRONT = {
     "base": "the base",
     **{name: name for name in RIVALS},
-    **{row: STEPS[row] for row in ("full", "DEC(full)", OURS, "calibrated", "experts")},
+    **{row: f"CORAM `{row}`" for row in ("full", "DEC(full)", OURS)},
+    "calibrated": "CORAM, calibrated",
+    "experts": "the experts",
 }
 """The rows of the front page, with their titles there."""
 
@@ -68,7 +70,7 @@ def difference(suites: Mapping[str, Mapping[str, Row]], ours: str, theirs: str) 
 
 
 def percent(found: Interval) -> str:
-    return f"{100 * found.estimate:.1f} ± {50 * (found.high - found.low):.1f}"
+    return f"{100 * found.estimate:.1f}±{50 * (found.high - found.low):.1f}"
 
 
 def signed(found: Interval) -> str:

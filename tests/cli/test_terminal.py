@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 
 import pytest
 from datasets import Dataset
@@ -98,6 +99,7 @@ def test_warnings_are_coloured_on_terminals_only(stream, no_color, coloured, mon
 def on_a_terminal(*words, folder):
     """What a command shows on a terminal of its own, stdout and stderr together."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
     process = subprocess.Popen(
         [sys.executable, "-m", "coram_hf", *map(str, words)], stdout=theirs, stderr=theirs, cwd=folder
     )
