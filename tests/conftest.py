@@ -42,7 +42,7 @@ def two_threads():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print the README's table of architectures, with what this run found for each."""
+    """Print the guide's table of architectures, with what this run found for each."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
     rows = [(r.outcome, row) for r in reports for key, row in r.user_properties if key == "architecture"]
     if rows:

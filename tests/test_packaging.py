@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import coram_hf
+from coram_hf.demo.run import EXPERTS
 from coram_hf.hub.card import CITATION
 
 ROOT = Path(__file__).parents[1]
@@ -154,3 +155,34 @@ def test_pre_commit_runs_the_style_checks_of_make_test():
         if re.match(r"\.venv/bin/(ruff (check \.|format --check)|mypy)", line)
     ]
     assert [re.search(r"\$PATH\" (.*)'$", hook["entry"])[1] for hook in hooks] == checks
+
+
+def test_the_wheel_is_small_and_holds_the_demo_s_adapters_alone(wheel):
+    assert sum(info.compress_size for info in wheel.infolist()) < 30 * 2**20
+    adapters = {name.split("/")[3] for name in wheel.namelist() if name.startswith("coram_hf/demo/adapters/")}
+    assert adapters == set(EXPERTS)
+
+
+def test_releases_are_published_without_a_token_and_only_if_switched_on():
+    text = (ROOT / ".github" / "workflows" / "publish.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert "secrets." not in text
+    assert "password" not in text
+    assert jobs["check"]["if"] == "vars.PUBLISH == 'on'"
+    assert [step["run"] for step in jobs["check"]["steps"] if "run" in step] == ["make release-check"]
+    assert jobs["publish"]["needs"] == "check"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert jobs["publish"]["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
+
+
+@pytest.mark.parametrize(("size", "stops"), [(30, False), (31, True)])
+def test_a_wheel_that_is_too_large_is_refused(tmp_path, size, stops):
+    """The script of `make release-check`, up to the empty environment."""
+    wheel = tmp_path / "coram_hf-1.whl"
+    wheel.write_bytes(b"0" * (size * 2**20))
+    code = "import release_check, sys, pathlib; release_check.check_size(pathlib.Path(sys.argv[1]))"
+    run = subprocess.run(
+        [sys.executable, "-c", code, wheel], cwd=ROOT / ".ci", capture_output=True, text=True
+    )
+    assert ("too large" in run.stderr) == stops
+    assert run.returncode == int(stops)

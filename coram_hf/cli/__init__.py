@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -10,19 +11,18 @@ import typer
 from coram_hf import __version__
 from coram_hf.cli.compare import compare
 from coram_hf.cli.demo import demo
+from coram_hf.cli.doctor import doctor
 from coram_hf.cli.evaluate import evaluate
 from coram_hf.cli.merge import inspect, merge
 from coram_hf.cli.methods import methods
 from coram_hf.cli.push import push
 from coram_hf.cli.report import report
 from coram_hf.cli.sweep import sweep
-from coram_hf.cli.voice import VOLUME, Quiet, Verbose, Volume, audible
+from coram_hf.cli.voice import COLOURS, VOLUME, Json, Quiet, Verbose, Volume, audible, say
 from coram_hf.errors import CoramError
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
-for command in (inspect, merge, sweep, compare, methods, push, demo):
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+for command in (inspect, merge, sweep, compare, methods, push, demo, doctor):
     app.command()(audible(command))
 app.command("eval")(audible(evaluate))
 app.add_typer(report, name="report")
@@ -41,9 +41,11 @@ Version = Annotated[
 
 
 @app.callback()
-def options(version: Version = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+def options(
+    version: Version = False, quiet: Quiet = False, verbose: Verbose = False, json: Json = False
+) -> None:
     """Merge fine-tuned transformers models."""
-    VOLUME.set(Volume(quiet, verbose))
+    VOLUME.set(Volume(quiet, verbose, json))
 
 
 def main() -> None:
@@ -51,5 +53,5 @@ def main() -> None:
     try:
         app()
     except (CoramError, OSError) as error:
-        print(f"coram-hf: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"coram-hf: {' '.join(str(error).split())}", COLOURS[logging.ERROR])
         sys.exit(2)

@@ -19,6 +19,7 @@ from coram_hf.cli.shared import (
     split_tasks,
     with_shared_options,
 )
+from coram_hf.cli.summary import conclude_markdown
 
 InDomain = Annotated[
     list[str],
@@ -77,6 +78,4 @@ def compare(
         )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    print(html.unescape(str(found)))
-    if output is not None:
-        print(f"written to {output}")
+    conclude_markdown(html.unescape(str(found)), found.to_dict(), output)

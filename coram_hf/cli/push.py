@@ -21,9 +21,11 @@ def push(
     The token is that of `hf auth login`, or HF_TOKEN. After an interrupted push, the same command sends only
     what has not arrived yet.
     """
+    from coram_hf.cli.summary import conclude, facts
     from coram_hf.hub import push_folder
 
     address = push_folder(
         folder, repo, private=private, revision=revision, commit_message=message, create_pr=create_pr
     )
-    print(f"pushed {folder} to {address}")
+    found = {"folder": str(folder), "repository": repo, "address": str(address)}
+    conclude(facts(f"pushed {folder} to {address}", found), found)

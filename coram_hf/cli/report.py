@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from coram_hf.cli.shared import read_given, with_shared_options
-from coram_hf.cli.voice import audible
+from coram_hf.cli.summary import conclude, facts, print_json
+from coram_hf.cli.voice import VOLUME, audible
 from coram_hf.errors import CoramError
 from coram_hf.report.diagnostics.section import Section
 from coram_hf.report.diagnostics.sections import SECTIONS
@@ -18,7 +19,8 @@ from coram_hf.report.tables import print_tables
 
 PAGE = "page"
 Output = Annotated[Path, typer.Option("--output", "-o", help="File for the page.")]
-Json = Annotated[Path | None, typer.Option("--json", help="File for the numbers.")]
+Json = Annotated[Path | None, typer.Option("--json", help="File for the numbers; - is stdout.")]
+STDOUT = Path("-")
 Figures = Annotated[Path | None, typer.Option(help="Folder for the figures as PNG, for a model card.")]
 Merged = Annotated[
     list[str] | None,
@@ -69,7 +71,9 @@ def page(
     write_whole(output, render_page(numbers))
     if figures is not None:
         draw_figures(numbers, figures)
-    print(f"wrote {output}")
+    if not _for_a_program(json):
+        written = {"page": output, "numbers": json, "figures": figures}
+        conclude(facts(f"wrote {output}", {name: path and str(path) for name, path in written.items()}), {})
 
 
 def _command(section: Section) -> Callable[..., None]:
@@ -92,7 +96,14 @@ def _print_section(
     section: Section, given: dict[str, Any], merged: list[str] | None, json: Path | None
 ) -> None:
     _check_files(json)
-    print_tables(section.tables(_diagnose(given, merged, json, section.name)))
+    numbers = _diagnose(given, merged, json, section.name)
+    if not _for_a_program(json):
+        print_tables(section.tables(numbers))
+
+
+def _for_a_program(json: Path | None) -> bool:
+    """Whether the numbers go to stdout, in place of a table."""
+    return json == STDOUT or VOLUME.get().json
 
 
 def _diagnose(
@@ -111,7 +122,9 @@ def _diagnose(
         only=None if only is None else [only],
         **options,
     )
-    if json is not None:
+    if _for_a_program(json):
+        print_json(numbers)
+    elif json is not None:
         write_json(numbers, json)
     return numbers
 

@@ -29,8 +29,21 @@ SOURCES = {
     ),
     "config": (Path | None, typer.Option("--config", help="A recipe in YAML, ours or mergekit's.")),
 }
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """The methods that begin with what was typed, for the shell."""
+    return [name for name in method_names() if name.startswith(incomplete)]
+
+
 METHOD = {
-    "method": (str | None, f"{', '.join(method_names())}; `coram-hf methods` explains them."),
+    "method": (
+        str | None,
+        typer.Option(
+            help=f"{', '.join(method_names())}; `coram-hf methods` explains them.",
+            autocompletion=complete_method,
+        ),
+    ),
     "parameter": (list[str] | None, "A parameter of a baseline as name=value; may be repeated."),
     "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties, or recommended."),
 }
@@ -85,7 +98,10 @@ Lines = Annotated[
 ]
 Baselines = Annotated[
     list[str] | None,
-    typer.Option(help="A method or preset to compare with, by default all; may be repeated."),
+    typer.Option(
+        help="A method or preset to compare with, by default all; may be repeated.",
+        autocompletion=complete_method,
+    ),
 ]
 NoBaselines = Annotated[bool, typer.Option("--no-baselines", help="Compare with none.")]
 

@@ -20,6 +20,7 @@ from coram_hf.cli.shared import (
     split_tasks,
     with_shared_options,
 )
+from coram_hf.cli.summary import conclude_markdown
 from coram_hf.methods.registry import usual_names
 
 Range = Annotated[str, typer.Option("--lambda", help="start:stop:step, or numbers separated by commas.")]
@@ -61,5 +62,4 @@ def sweep(
         )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    print(html.unescape(str(found)))
-    print(f"written to {output}")
+    conclude_markdown(html.unescape(str(found)), found.to_dict(), output)

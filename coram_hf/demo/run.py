@@ -1,10 +1,11 @@
-"""Merge the five adapters of the suite in three ways, score them, and show what the best merge answers."""
+"""Merge the five adapters of the suite, score the merge beside base, experts and average, collect answers."""
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,73 +20,112 @@ from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
 from coram_hf.report.diagnostics import diagnose_inputs
 from coram_hf.report.page import render_page
-from coram_hf.report.tables import markdown as table
+from coram_hf.report.tables import Table
+from coram_hf.report.text import readable
 
 SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
 """The even suite: each names an adapter and the task that it was trained for."""
 
-OTHERS = {"linear average": "linear", "CORAM, the paper's rule": "coram"}
-BEST = "CORAM, recommended"
+PLAIN, BEST, FITTED = "linear average", "CORAM, recommended", "CORAM, calibrated"
+logger = logging.getLogger(__name__)
 
 
-def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> Path:
-    """Merge into `folder`/merged with the recommended config, print scores and answers, return that folder.
+class Outcome(NamedTuple):
+    """What the demo found: scores by row and task, an answer per task, and where the merge is."""
+
+    folder: Path
+    scores: dict[str, dict[str, Score]]
+    answers: list[Answer]
+    seconds: float
+    next: str
+
+    def tables(self) -> list[Table]:
+        """The scores in percent, and one question of every task with its answers."""
+        rows = []
+        for row, found in self.scores.items():
+            shares = [100 * score.accuracy for score in found.values()]
+            rows.append([row, *(f"{share:.0f}" for share in (*shares, sum(shares) / len(shares)))])
+        asked = [[readable(a.question, 60), a.base, a.merge, a.right] for a in self.answers]
+        count = next(iter(self.scores[BEST].values())).total
+        return [
+            Table("One held-out question per task", ("question", "base", "merge", "right answer"), asked),
+            Table(f"Percent right of {count} held-out questions per task", ("", *EXPERTS, "average"), rows),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outcome as JSON values."""
+        scores = {
+            row: {task: score.accuracy for task, score in found.items()} for row, found in self.scores.items()
+        }
+        answers = [answer._asdict() for answer in self.answers]
+        return {**self._asdict(), "folder": str(self.folder), "scores": scores, "answers": answers}
+
+
+class Answer(NamedTuple):
+    """The first question of a task, with what the base and the merge answer, and what is right."""
+
+    task: str
+    question: str
+    base: str
+    merge: str
+    right: str
+
+
+def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> Outcome:
+    """Merge into `folder`/merged with the recommended config, score it beside base, experts and average.
 
     `calibrate` also calibrates the merge on four prompts per expert, into `folder`/calibrated.
     """
     folder, started = Path(folder), time.perf_counter()
+    logger.info("reading %s", MODEL_ID)
     base = build_base(folder / Path(MODEL_ID).name)
     adapters = {name: SUITE / "adapters" / name for name in EXPERTS}
     tasks = {name: read_task(SUITE / "data" / name / "test.jsonl") for name in EXPERTS}
     tokenizer = AutoTokenizer.from_pretrained(base)
 
     merged = folder / "merged"
-    print(f"merging {len(adapters)} adapters of {MODEL_ID} into {merged}")
+    logger.info("merging %d adapters into %s", len(adapters), merged)
     merger = CoramMerger(base, adapters, CoramConfig.recommended(), progress=False)
-    report = merger.merge_to(merged, overwrite=_is_ours(merged))
-    print(f"D {report.dispersion:.2f}, kappa {report.kappa:g}, lambda {report.lam:.3f}\n")
+    merger.merge_to(merged, overwrite=_is_ours(merged))
     numbers = diagnose_inputs(merger.inputs, merged={BEST: merged}, progress=False)
     write_whole(folder / "report.html", render_page(numbers))
 
-    def scored(model: PreTrainedModel) -> dict[str, Score]:
+    def scored(row: str, model: PreTrainedModel) -> dict[str, Score]:
+        logger.info("asking %d questions: %s", questions * len(EXPERTS), row)
         return {name: score(model, tokenizer, tasks[name], questions) for name in EXPERTS}
 
     before = _load(base)
-    rows = {"base": scored(before)}
+    rows = {"base": scored("base", before)}
+    said = _answers(before, tokenizer, tasks)
+    logger.info("asking %d questions: each expert on its own task", questions * len(EXPERTS))
     rows["each expert on its task"] = _score_experts(before, tokenizer, adapters, tasks, questions)
-    for title, method in OTHERS.items():
-        other = Merger(merger.inputs, find_method(method).choose({}), progress=False)
-        rows[title] = scored(other.merge(keep_update=False).model)
-    after, shown = _load(merged), BEST
-    rows[shown] = scored(after)
+    linear = Merger(merger.inputs, find_method("linear").choose({}), progress=False)
+    rows[PLAIN] = scored(PLAIN, linear.merge(keep_update=False).model)
+    after = _load(merged)
+    rows[BEST] = scored(BEST, after)
+    then = f"coram-hf demo -o {folder} --calibrate"
     if calibrate:
-        merged, shown = folder / "calibrated", "CORAM, calibrated"
+        merged = folder / "calibrated"
+        logger.info("calibrating on four prompts per task, into %s", merged)
         after = _calibrated(base, adapters, merged)
-        rows[shown] = scored(after)
-    print(_scores(rows))
-    error = sum(found.standard_error**2 for found in rows[shown].values()) ** 0.5 / len(EXPERTS)
-    print(f"percent right of {questions} held-out questions per task; the last average +- {error:.1%}\n")
-    print(_answers(after, tokenizer, tasks))
-    seconds = time.perf_counter() - started
-    print(
-        f"\n{merged} holds the model and its card, {folder / 'report.html'} shows the merge; {seconds:.0f} s"
-    )
-    if not calibrate:
-        print("next: coram-hf demo --calibrate, which fits the merge to four unlabelled prompts per task")
-    return merged
+        rows[FITTED] = scored(FITTED, after)
+        then = f"coram-hf eval {merged} --tasks {SUITE / 'data' / EXPERTS[0] / 'test.jsonl'}"
+    answers = [
+        Answer(name, asked, said[name][1], answer, right)
+        for name, (asked, answer, right) in _answers(after, tokenizer, tasks).items()
+    ]
+    return Outcome(merged, rows, answers, time.perf_counter() - started, then)
 
 
 def _calibrated(base: Path, adapters: dict[str, Path], folder: Path) -> PreTrainedModel:
     """The merge calibrated on a few prompts that are in neither the training nor the test data."""
-    started = time.perf_counter()
     how = CalibrationConfig(granularity="expert", answer_line=True)
     prompts, config = SUITE / "prompts", CoramConfig.recommended()
-    result = CoramMerger(base, adapters, config, calibrate=prompts, calibration=how).merge(keep_update=False)
+    result = CoramMerger(base, adapters, config, calibrate=prompts, calibration=how, progress=False).merge(
+        keep_update=False
+    )
     result.save_pretrained(folder)
-    found = result.report.calibration
-    counts = f"{sum(found['prompts'].values())} prompts in {time.perf_counter() - started:.0f} s"
-    print(f"calibrated on {counts}: lambda {result.report.lam:g}, factors {found['factors']}\n")
     return result.model
 
 
@@ -120,23 +160,17 @@ def _score_experts(
     return found
 
 
-def _scores(rows: dict[str, dict[str, Score]]) -> str:
-    cells = []
-    for row, found in rows.items():
-        shares = [score.accuracy for score in found.values()]
-        cells.append([row, *(f"{100 * share:.0f}" for share in (*shares, sum(shares) / len(shares)))])
-    return table(["", *EXPERTS, "average"], cells)
-
-
-def _answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: dict[str, Task]) -> str:
+def _answers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: dict[str, Task]
+) -> dict[str, tuple[str, str, str]]:
     """The first question of every task, what the model answers, and what is right."""
-    rows = []
-    for task in tasks.values():
+    found = {}
+    for name, task in tasks.items():
         question = task.questions[0]
         asked = question.prompt.replace("\n", " ")
         right = question.choices[question.answer].strip()
-        rows.append([asked, _answer(model, tokenizer, question.prompt).strip(), right])
-    return table(["question", "the merge's answer", "right answer"], rows)
+        found[name] = asked, _answer(model, tokenizer, question.prompt).strip(), right
+    return found
 
 
 def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:

@@ -37,7 +37,9 @@ class Progress:
         self._done, self._clock = 0, clock
         self._started = self._spoken = clock()
         options: dict[str, Any] = BYTES if unit == "B" else {"unit": unit}
-        self._bar = tqdm(total=total, desc=label, **options) if enabled and shows_bars() else None
+        self._bar = (
+            tqdm(total=total, desc=label, disable=False, **options) if enabled and shows_bars() else None
+        )
 
     def add(self, done: int = 1) -> None:
         """Count more as done."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coram_hf.report.kinds import count_kinds, kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
+from coram_hf.report.text import json_values
 
 if TYPE_CHECKING:
     from coram_hf.inputs.transplant import Transplant
@@ -68,6 +69,16 @@ class MergePlan(Shown):
             pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
             found[pattern] = found.get(pattern, 0) + 1
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON values; targets are given by pattern."""
+        names = ("line", "dispersion", "unbalanced_dispersion", "kappa", "lam", "relative_updates")
+        more = ("balance_factors", "outside_share", "vocabulary", "surroundings", "warnings")
+        return json_values(
+            {name: getattr(self, name) for name in (*names, *more)}
+            | {"parameters": self.parameter_counts, "kinds": self.kind_counts, "targets": self.patterns}
+            | {"transplants": transplant_lines(self.transplants)}
+        )
 
     def __str__(self) -> str:
         counts = self.parameter_counts

@@ -37,7 +37,8 @@ class Table(NamedTuple):
 
         table = RichTable(box=box.SIMPLE_HEAD, show_header=bool(self.header))
         for i, head in enumerate(self.header or ("", "")):
-            table.add_column(Text(readable(head, HEAD)), justify="right" if i else "left")
+            right = bool(i and self.header) and not any(_is_words(row[i]) for row in self.rows)
+            table.add_column(Text(readable(head, HEAD)), justify="right" if right else "left")
         for name, *values in self.rows:
             first = readable(name, longest) if isinstance(name, str) else show(name)
             table.add_row(Text(first), *(Text(show(value)) for value in values))
@@ -134,6 +135,11 @@ def print_shown(thing: Shown) -> None:
 
     console = Console(markup=False, highlight=False)
     console.print(thing) if console.is_terminal else print(thing)
+
+
+def _is_words(value: object) -> bool:
+    """Whether a cell holds words, which are read from the left, and not a number."""
+    return isinstance(value, str) and value[:1].isalpha()
 
 
 def _cell(value: object) -> str:

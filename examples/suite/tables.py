@@ -30,6 +30,14 @@ STEPS = {
     "experts": "each expert on its own task",
 }
 OURS = "recommended"
+FRONT = {
+    "base": "the base",
+    **{name: name for name in RIVALS},
+    **{row: f"CORAM `{row}`" for row in ("full", "DEC(full)", OURS)},
+    "calibrated": "CORAM, calibrated",
+    "experts": "the experts",
+}
+"""The rows of the front page, with their titles there."""
 
 
 def read(part: str) -> dict[str, dict[str, Row]]:
@@ -63,19 +71,29 @@ def difference(suites: Mapping[str, Mapping[str, Row]], ours: str, theirs: str) 
 
 
 def percent(found: Interval) -> str:
-    return f"{100 * found.estimate:.1f} ± {50 * (found.high - found.low):.1f}"
+    return f"{100 * found.estimate:.1f}±{50 * (found.high - found.low):.1f}"
 
 
 def signed(found: Interval) -> str:
     return f"{100 * found.estimate:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
 
 
-def overview(suites: Mapping[str, Mapping[str, Row]], names: Mapping[str, str]) -> str:
-    """Rows by suite, their average over suites, and how far the recommended merge is above each.
+def complete(suites: Mapping[str, Mapping[str, Row]]) -> dict[str, Mapping[str, Row]]:
+    """The suites of which all rows of the overviews are scored; only these are compared."""
+    return {name: rows for name, rows in suites.items() if {*STEPS, *RIVALS} <= rows.keys()}
 
-    Only suites of which all rows of the overviews are scored take part.
-    """
-    suites = {name: rows for name, rows in suites.items() if {*STEPS, *RIVALS} <= rows.keys()}
+
+def bands(suites: Mapping[str, Mapping[str, Row]], row: str) -> Interval:
+    """The interval of a row's average over suites."""
+    parts = {name: outcomes(rows[row], 1 / len(suites)) for name, rows in suites.items()}
+    return bootstrap(
+        {f"{name} {task}": values for name, found in parts.items() for task, values in found.items()}
+    )
+
+
+def overview(suites: Mapping[str, Mapping[str, Row]], names: Mapping[str, str]) -> str:
+    """Rows by suite, their average over suites, and how far the recommended merge is above each."""
+    suites = complete(suites)
     header = ["", *(SUITES[name].title for name in suites), "average", f"{OURS} is above by"]
     lines = []
     for row, title in names.items():
@@ -159,8 +177,8 @@ def study(validation: Mapping[str, Mapping[str, Row]], test: Mapping[str, Mappin
 
 
 def front(test: Mapping[str, Mapping[str, Row]]) -> str:
-    """The tables of the front page."""
-    return "\n".join([overview(test, STEPS), "\n", overview(test, {name: name for name in RIVALS})]) + "\n"
+    """The table of the front page."""
+    return overview(test, FRONT) + "\n"
 
 
 def main() -> None:

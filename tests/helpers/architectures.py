@@ -1,4 +1,4 @@
-"""A tiny model of every architecture that the README's table lists, with its targets counted by hand."""
+"""A tiny model of every architecture that the guide's table lists, with its targets counted by hand."""
 
 from dataclasses import dataclass, field
 from typing import Any

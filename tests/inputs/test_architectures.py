@@ -1,4 +1,4 @@
-"""Every architecture of the README's table: targets, merge, save, reload, forward."""
+"""Every architecture of the guide's table: targets, merge, save, reload, forward."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 from coram_hf import CoramConfig, CoramError, CoramMerger
 from coram_hf.inputs.targets import find_targets
 
-README = ROOT / "README.md"
+GUIDE = ROOT / "examples" / "guides" / "models.md"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -38,7 +38,7 @@ def test_merge_save_reload_forward(name, tmp_path, record_property):
     torch.testing.assert_close(output, architecture.forward(result.model))
     for other in (base, *experts.values()):
         assert not torch.allclose(output, architecture.forward(other), atol=1e-5)
-    assert row in README.read_text(encoding="utf-8")
+    assert row in GUIDE.read_text(encoding="utf-8")
 
 
 def qwen_image_inputs():

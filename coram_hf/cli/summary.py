@@ -1,0 +1,48 @@
+"""How a command ends: one table for a reader, or one JSON object for a program (`--json`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coram_hf.cli.voice import VOLUME
+from coram_hf.report.tables import Shown, Table, print_shown, print_tables
+from coram_hf.report.text import json_values
+
+
+def conclude(tables: Table | Iterable[Table], data: Any) -> None:
+    """Print the outcome of a command: its tables, or with `--json` its data."""
+    if VOLUME.get().json:
+        print_json(data)
+    else:
+        print_tables([tables] if isinstance(tables, Table) else tables)
+
+
+def conclude_shown(thing: Shown, data: Any) -> None:
+    """Print an object that has a table of its own, or with `--json` its data."""
+    print_json(data) if VOLUME.get().json else print_shown(thing)
+
+
+def conclude_markdown(text: str, data: Any, folder: object = None) -> None:
+    """Print tables in Markdown, drawn on a terminal and plain in a pipe, or with `--json` their data."""
+    if VOLUME.get().json:
+        print_json(data)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    console.print(Markdown(text)) if console.is_terminal else print(text)
+    if folder is not None:
+        print(f"written to {folder}")
+
+
+def facts(title: str, rows: Mapping[str, Any]) -> Table:
+    """A table of names and values; values that are None are left out."""
+    return Table(title, (), [(name, value) for name, value in rows.items() if value is not None])
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON object; infinite and undefined numbers become strings, paths their text."""
+    print(json.dumps(json_values(data), indent=1, allow_nan=False, default=str))

@@ -1,0 +1,117 @@
+"""The pages: every command and snippet of a guide runs, links lead somewhere, and the README stays short."""
+
+import re
+import shlex
+from urllib.parse import unquote
+
+import peft
+import pytest
+from datasets import Dataset
+from helpers.adapters import adapted
+from helpers.command import coram_hf
+from helpers.folders import on_disk
+from helpers.models import choice_task, tiny_llama, tiny_tokenizer
+from helpers.paths import ROOT
+
+GUIDES = sorted((ROOT / "examples" / "guides").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "examples").rglob("README.md"), *GUIDES]
+BLOCK = re.compile(r"^(<!-- not run: .+ -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(page):
+    """The language and text of every block of a page that is meant to be run."""
+    return [(kind, text) for skipped, kind, text in BLOCK.findall(page.read_text()) if not skipped]
+
+
+def commands(text):
+    """The commands of a shell block, with continued lines joined and comments left out."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            yield words
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder with what the guides name: a base, experts, adapters, tasks and prompts."""
+    base = tiny_llama()
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"])
+    oft = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj", "up_proj"], use_cayley_neumann=False)
+    experts = {"math": 0.03, "code": 0.05, "chat": 0.04}
+    adapters = {"math-lora": lora, "code-lora": lora, "oft-a": oft, "oft-b": oft}
+    made = {name: adapted(base, config, seed) for seed, (name, config) in enumerate(adapters.items())}
+    on_disk(tmp_path, base, {**experts, **made}, tiny_tokenizer())
+    for name in experts:
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    for seed, name in enumerate(("math", "code", "world")):
+        choice_task(tmp_path / f"{name}.jsonl", seed, count=6)
+    (tmp_path / "prompts").mkdir()
+    for name in ("math", "code"):
+        (tmp_path / "prompts" / f"{name}.txt").write_text("1+1=\n2+3=\n4+4=\nabc\n")
+    rows = {"question": ["2+2", "1+2"], "options": [["4", "5"], ["3", "5"]], "key": ["A", "A"]}
+    Dataset.from_dict(rows).to_parquet(tmp_path / "questions.parquet")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_everything_on_the_page_runs(page, desk):
+    found, namespace = blocks(page), {}
+    assert any(kind == "bash" for kind, _ in found), "a guide shows at least one command"
+    for kind, text in found:
+        if kind == "python":
+            exec(compile(text, str(page), "exec"), namespace)
+        elif kind == "bash":
+            for program, *words in commands(text):
+                assert program == "coram-hf", f"{program} cannot be run here; say why it is not run"
+                run = coram_hf(*words)
+                assert run.returncode == 0, (words, run.stderr)
+                assert run.stdout, words
+        elif name := re.match(r"# (\S+\.yaml)\n", text):
+            (desk / name[1]).write_text(text)
+    left = {path.name for path in desk.iterdir()}
+    assert not [name for name in left if name.startswith(".")], "no half-written output is left"
+
+
+def test_the_readme_fits_a_minute():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    (code,) = [text for kind, text in blocks(ROOT / "README.md") if kind == "python"]
+    compile(code, "README.md", "exec")
+    assert len([line for line in code.splitlines() if line]) <= 10
+
+
+def test_the_commands_of_the_readme_parse(desk):
+    """Each command of the table is understood up to the sources, which are nobody's."""
+    (desk / "mergekit.yaml").write_text("merge_method: linear\nmodels: [{model: org/a}, {model: org/b}]\n")
+    table = re.findall(r"^\|.*\| `(coram-hf .*)` \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(table) >= 8
+    for command in table:
+        run = coram_hf(*shlex.split(command)[1:])
+        assert run.returncode == 2, command
+        assert re.search(r"no such folder|does not exist|not a merged|no coram_report", run.stderr), (
+            run.stderr
+        )
+
+
+def heading_ids(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for address in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?:", address):
+            continue
+        path, _, anchor = unquote(address).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), address
+        if anchor:
+            assert anchor in heading_ids(target.read_text()), address
+
+
+def test_the_index_names_every_guide_and_notebook():
+    index = (ROOT / "examples" / "README.md").read_text()
+    pages = [*GUIDES, *(ROOT / "examples" / "notebooks").glob("*.ipynb")]
+    assert not [page.name for page in pages if f"/{page.name})" not in index]
