@@ -34,7 +34,8 @@ class Actions:
         except CoramError as error:
             return "", [], note(str(error), "error")
         words = "Five adapters of SmolLM2-135M: clock, initials, order, SQL, triage. Now inspect them."
-        return str(base), [f"{name}={path}" for name, path in demo_experts().items()], note(words)
+        shown = str(base.relative_to(self.session.roots.folders[0]))
+        return shown, [f"{name}={path}" for name, path in demo_experts().items()], note(words)
 
     def inspect(self, base: str, experts: Sequence[str], line: str) -> str:
         """The plan, or the error."""
@@ -55,23 +56,21 @@ class Actions:
             session.job.resume()
             yield from self.follow(session.job)
             return
-        try:
-            job = session.start_merge(folder)
-        except CoramError as error:
-            yield note(str(error), "error")
-            return
-        yield from self.follow(job)
+        yield from self._begin(lambda: session.start_merge(folder))
 
     def calibrate(self, text: str, granularity: str, one_line: bool) -> Iterator[str]:
         """Calibrate on pasted prompts, and show the bar until it ends."""
+        yield from self._begin(lambda: self.session.start_calibration(text, granularity, one_line))
+
+    def _begin(self, start: Callable[[], Job], ending: Callable[[str], str] = note) -> Iterator[str]:
         try:
-            job = self.session.start_calibration(text, granularity, one_line)
+            job = start()
         except CoramError as error:
             yield note(str(error), "error")
-            return
-        yield from self.follow(job)
+        else:
+            yield from self.follow(job, ending)
 
-    def follow(self, job: Job) -> Iterator[str]:
+    def follow(self, job: Job, ending: Callable[[str], str] = note) -> Iterator[str]:
         """The bar of a job while it runs, and its outcome."""
         while not job.wait(TICK) and job.state == "running":
             yield progress_view(job)
@@ -85,12 +84,17 @@ class Actions:
             yield note(writing.hidden(str(job.error)), "error")
         else:
             self.own = (self.session.report and self.session.report.lam) or 1.0
-            yield note(job.words)
+            yield ending(job.words)
 
     def stop(self) -> None:
         """Stop what is running, to be resumed."""
         if self.session.job is not None:
             self.session.job.stop()
+
+    def discard(self) -> str:
+        """Drop what is running or stopped."""
+        self.session.discard()
+        return note("Discarded. Nothing was changed.")
 
     def slide(self, lam: float, template: bool) -> tuple[str, str]:
         """Set lambda, and let the merge answer the last question again."""
@@ -125,9 +129,13 @@ class Actions:
         known = demo_prompts()
         return pasted({name: known.get(name, ["..."]) for name in self.experts()})
 
-    def page(self) -> str:
-        """The report page in its frame, or the error."""
-        return self.told(lambda: page_view(writing.report_page(self.session)))
+    def page(self) -> Iterator[str]:
+        """Measure what the report needs, show the bar, and at last the page in its frame."""
+
+        def work() -> str:
+            return page_view(writing.report_page(self.session))
+
+        yield from self._begin(lambda: self.session.start("Measuring", work), lambda words: words)
 
     def card(self) -> str:
         """The card, or nothing as long as there is no merge."""

@@ -30,7 +30,7 @@ GRANULARITY = [
 
 def appearance() -> dict[str, Any]:
     """Theme and style for `launch`, with fonts of the system instead of downloaded ones."""
-    theme = gr.themes.Soft(primary_hue="blue", neutral_hue="slate", font=SYSTEM, font_mono=MONO)
+    theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=SYSTEM, font_mono=MONO)
     return {"theme": theme, "css": (FOLDER / "studio.css").read_text(encoding="utf-8")}
 
 
@@ -39,14 +39,14 @@ def build(roots: Roots) -> gr.Blocks:
     actions = Actions(roots)
     with gr.Blocks(title=TITLE, analytics_enabled=False) as app:
         gr.HTML(MASTHEAD)
-        with gr.Tabs() as tabs:
+        with gr.Tabs():
             with gr.Tab("1  Merge", id="merge"):
                 merged = _merge_tab(actions, roots)
             with gr.Tab("2  Try it", id="try"):
                 slider, expert, examples = _try_tab(actions)
             with gr.Tab("3  Calibrate", id="calibrate"):
                 prompts, calibrated = _calibrate_tab(actions)
-            with gr.Tab("4  Report", id="report") as report:
+            with gr.Tab("4  Report", id="report"):
                 _report_tab(actions)
             with gr.Tab("5  Save and share", id="save"):
                 card = _save_tab(actions)
@@ -58,7 +58,11 @@ def build(roots: Roots) -> gr.Blocks:
             return [
                 gr.Slider(value=lam, maximum=max(2.0, round(WIDEST * actions.own, 1))),
                 gr.Dropdown(choices=names, value=names[0] if names else None),
-                gr.Dataset(samples=[[e.prompt, e.expert] for e in ready], visible=bool(ready)),
+                gr.Dataset(
+                    samples=[[e.prompt] for e in ready],
+                    sample_labels=[e.prompt.partition("\n")[0] for e in ready],
+                    visible=bool(ready),
+                ),
                 actions.card(),
             ]
 
@@ -67,14 +71,13 @@ def build(roots: Roots) -> gr.Blocks:
             actions.ready_prompts, None, prompts, show_progress="hidden"
         )
         calibrated.then(renew, None, shown, show_progress="hidden")
-        del tabs, report
     return app
 
 
 def _merge_tab(actions: Actions, roots: Roots) -> Any:
     bases, experts = choices(roots)
     with gr.Row(equal_height=False):
-        with gr.Column(scale=2, min_width=320):
+        with gr.Column(scale=3, min_width=320):
             demo = gr.Button("Load the demo: five experts", elem_id="demo")
             base = gr.Dropdown(
                 bases,
@@ -104,8 +107,8 @@ def _merge_tab(actions: Actions, roots: Roots) -> Any:
             inspect = gr.Button("Inspect", elem_id="inspect")
             merge = gr.Button("Merge", variant="primary", elem_id="merge")
             with gr.Row():
-                stop = gr.Button("Stop", size="sm", elem_id="stop")
-                discard = gr.Button("Discard", size="sm", elem_id="discard")
+                stop = gr.Button("Stop", size="sm", min_width=80, elem_id="stop")
+                discard = gr.Button("Discard", size="sm", min_width=80, elem_id="discard")
             progress = gr.HTML(elem_id="progress")
             with gr.Accordion("Models larger than memory", open=False):
                 folder = gr.Textbox(
@@ -114,12 +117,12 @@ def _merge_tab(actions: Actions, roots: Roots) -> Any:
                     info="Without chat and slider; an interrupted merge resumes here, even after a crash",
                     elem_id="straight",
                 )
-        with gr.Column(scale=5):
+        with gr.Column(scale=7):
             plan = gr.HTML(NOTHING_YET, elem_id="plan")
     demo.click(actions.load_demo, None, [base, chosen, progress])
     inspect.click(actions.inspect, [base, chosen, line], plan)
     stop.click(actions.stop, None, None)
-    discard.click(actions.session.discard, None, None)
+    discard.click(actions.discard, None, progress)
     look = merge.click(
         lambda *given: plan_if_new(actions, *given), [base, chosen, line], plan, show_progress="hidden"
     )
@@ -166,10 +169,10 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
         )
         ask = gr.Button("Ask", variant="primary", scale=1, min_width=120, elem_id="ask")
     examples = gr.Dataset(
-        components=[gr.Textbox(visible=False), gr.Textbox(visible=False)],
-        headers=["Question", "Expert that knows"],
+        components=[gr.Textbox(visible=False)],
         samples=[],
-        label="Questions that the demo's experts were not trained on",
+        type="index",
+        label="Or one of these, which no expert was trained on",
         visible=False,
         elem_id="examples",
     )
@@ -178,9 +181,12 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
     asked = [question, expert, template]
     ask.click(actions.ask, asked, [said, answers])
     slider.release(actions.slide, [slider, template], [said, answers], show_progress="minimal")
-    examples.click(lambda sample: (sample[0], sample[1]), examples, [question, expert]).then(
-        actions.ask, asked, [said, answers]
-    )
+
+    def example(index: int) -> tuple[str, str]:
+        chosen = actions.examples()[index]
+        return chosen.prompt, chosen.expert
+
+    examples.click(example, examples, [question, expert]).then(actions.ask, asked, [said, answers])
     return slider, expert, examples
 
 

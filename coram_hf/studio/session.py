@@ -18,11 +18,11 @@ from coram_hf.studio.prompts import read_pasted
 from coram_hf.studio.roots import Roots
 
 LINES = {
-    "recommended": "Recommended: even out, decorrelate, lambda by neutral text",
-    "full": "full: the paper's plain line, with its rule for lambda",
-    "full.ties": "full.ties: the same, and everything else merged by TIES",
-    "nca+ave": "nca+ave: geometry where experts agree, average where they conflict",
-    "SS(ca+ave,variance).ties": "SS(ca+ave,variance).ties: the paper's best on most bases",
+    "recommended": "Recommended for most experts",
+    "full": "full: the paper's plain line",
+    "full.ties": "full.ties: and TIES outside the matrices",
+    "nca+ave": "nca+ave: geometry where experts agree",
+    "SS(ca+ave,variance).ties": "SS(ca+ave,variance).ties",
 }
 """Lines to choose from; any other line may be typed."""
 
@@ -71,7 +71,7 @@ class Session:
             seconds = time.perf_counter() - started
             return f"Merged {self.report.n_experts} experts{where}{lam} in {seconds:.0f} s."
 
-        return self._start("Merging", work)
+        return self.start("Merging", work)
 
     def start_calibration(self, text: str, granularity: str, one_line: bool) -> Job:
         """Find lambda and factors from pasted prompts; the calibrated merge takes the place of the other."""
@@ -86,7 +86,7 @@ class Session:
             before, after = result.report.lam, self.report.lam
             return f"Calibrated on {count} prompts: lambda {before:.3g} before, {after:.3g} now."
 
-        return self._start("Calibrating", work)
+        return self.start("Calibrating", work)
 
     def rescale(self, lam: float) -> float:
         """Set lambda of the merge in memory, without merging again; returns the seconds it took."""
@@ -125,7 +125,8 @@ class Session:
         if self.job is not None and self.job.active:
             self.job.drop()
 
-    def _start(self, title: str, work: Callable[[], str]) -> Job:
+    def start(self, title: str, work: Callable[[], str]) -> Job:
+        """Start long work, unless other work is active."""
         with self._lock:
             self.idle()
             self.job = Job(title, work)
@@ -145,7 +146,8 @@ def plain_warnings(plan: MergePlan) -> list[str]:
         if "where the paper has no base" in warning:
             found.append(
                 f"The largest update is {plan.dispersion:.2g} times the smallest. The rule for lambda was "
-                f"tested up to {low:g} and at {high:g}, not here: move the slider after merging and compare answers."
+                f"tested up to {low:g} and at {high:g}, not here: move the slider after merging, "
+                "and compare answers."
             )
         elif "the experts are uneven" in warning:
             found.append(
@@ -156,6 +158,11 @@ def plain_warnings(plan: MergePlan) -> list[str]:
             found.append(
                 "An expert differs from the base as much as unrelated weights do. Is this really the base "
                 f"that it was fine-tuned from? ({warning.partition(' from the base')[0]})"
+            )
+        elif "lies outside the target matrices" in warning:
+            found.append(
+                f"{warning.partition(' ')[0]} of what the experts changed lies outside the matrices that are "
+                "merged, and stays at the base. A line that ends in .ties merges it as well."
             )
         else:
             found.append(warning[:1].upper() + warning[1:])

@@ -30,7 +30,6 @@ def report_page(session: Session) -> str:
     """The report page of what is open, with the merge in memory or in its folder if there is one."""
     if session.merger is None:
         raise CoramError("nothing is open yet: choose a base and experts, then inspect them")
-    session.idle()
     merged = session.result.model if session.result is not None else session.folder
     config: CoramConfig = session.merger.config
     given = {"merge": merged} if merged else {}

@@ -126,7 +126,7 @@ class Browser:
         find = f"""[...document.querySelectorAll({json.dumps(selector)})].find(
             e => e.offsetParent && e.textContent.includes({json.dumps(text)}))"""
         self.until(f"!!({find})")
-        script = f"(e => {{ e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect();"
+        script = "(e => { e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
         x, y = self.run(f"{script} return [r.x + r.width / 2, r.y + r.height / 2] }})({find})")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
