@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from coram_hf.demo.base import MODEL_ID
 from coram_hf.errors import CoramError
 from coram_hf.studio import writing
 from coram_hf.studio.chat import Chat
@@ -29,12 +30,12 @@ class Actions:
 
     def load_demo(self) -> tuple[str, list[str], str]:
         """The demo's base and experts as sources, and what to say."""
-        try:
-            base = demo_base(self.session.roots.folders[0])
-        except CoramError as error:
-            return "", [], note(str(error), "error")
+        root = self.session.roots.folders[0]
         words = "Five adapters of SmolLM2-135M: clock, initials, order, SQL, triage. Now inspect them."
-        shown = str(base.relative_to(self.session.roots.folders[0]))
+        try:
+            shown = str(demo_base(root).relative_to(root))
+        except CoramError as error:
+            shown, words = MODEL_ID, f"{error}; or inspect, which downloads {MODEL_ID} from the Hub."
         return shown, [f"{name}={path}" for name, path in demo_experts().items()], note(words)
 
     def inspect(self, base: str, experts: Sequence[str], line: str) -> str:

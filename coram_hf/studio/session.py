@@ -69,7 +69,8 @@ class Session:
             lam = "" if self.report.lam is None else f" at lambda {self.report.lam:.3g}"
             where = f" into {target}" if target else ""
             seconds = time.perf_counter() - started
-            return f"Merged {self.report.n_experts} experts{where}{lam} in {seconds:.0f} s."
+            experts = "one expert" if self.report.n_experts == 1 else f"{self.report.n_experts} experts"
+            return f"Merged {experts}{where}{lam} in {seconds:.0f} s."
 
         return self.start("Merging", work)
 

@@ -26,9 +26,19 @@ class Walk:
         self.browser.click("button[role=tab]", name)
 
     def pick(self, field, source):
-        """Type a source into a field with choices."""
+        """Click on one of the choices of a field."""
+        self.browser.click(f"{field} input")
+        self.browser.click("li[role=option]", source)
+        self.browser.run("document.activeElement.blur()")
+        parts = f"[...document.querySelectorAll('{field} input, {field} span')]"
+        same = f"(e.value ?? e.innerText).trim() === '{source}'"
+        self.browser.until(f"{parts}.some(e => !e.closest('li') && {same})", 20)
+
+    def type(self, field, source):
+        """Type something that is not among the choices of a field."""
         self.browser.write(f"{field} input", source)
         self.browser.press("Enter", 13)
+        self.browser.run("document.activeElement.blur()")
 
     def inspect(self):
         self.browser.click("#inspect")

@@ -92,7 +92,7 @@ def test_inspect_merge_slide_chat_report_save(browser, root, address):
 
 def test_a_path_outside_is_refused_and_no_file_is_served(browser, root, address):
     walk = Walk(browser, address)
-    walk.pick("#base", "/etc")
+    walk.type("#base", "/etc")
     walk.pick("#experts", "math")
     browser.click("#inspect")
     assert "refused" in walk.seen("#plan", "refused")
