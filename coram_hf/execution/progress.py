@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +16,22 @@ INTERVAL = 30.0
 """Seconds between two lines, in place of bars that would flood a pipe or a log file."""
 
 BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+
+
+Watch = Callable[[str, int, int], None]
+"""Called with the label, what is done, and the total; an exception from it stops the work."""
+
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Tell `watch` about all progress that is made in this thread, whether bars are shown or not."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
 
 
 def shows_bars() -> bool:
@@ -34,7 +52,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._label, self._total, self._enabled, self._unit = label, max(total, 1), enabled, unit
-        self._done, self._clock = 0, clock
+        self._done, self._clock, self._watch = 0, clock, _WATCH.get()
         self._started = self._spoken = clock()
         options: dict[str, Any] = BYTES if unit == "B" else {"unit": unit}
         self._bar = (
@@ -44,6 +62,8 @@ class Progress:
     def add(self, done: int = 1) -> None:
         """Count more as done."""
         self._done += done
+        if self._watch is not None:
+            self._watch(self._label, self._done, self._total)
         now = self._clock()
         if self._bar is not None:
             self._bar.update(done)

@@ -113,6 +113,35 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def until(self, script, seconds=60):
+        """Wait until a JavaScript expression is true, and return its value."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(script)):
+            assert time.monotonic() < end, f"still not true: {script}\n{self.run('document.body.innerText')}"
+            time.sleep(0.05)
+        return found
+
+    def click(self, selector, text=""):
+        """Click into the middle of the first visible element with the selector that contains the text."""
+        find = f"""[...document.querySelectorAll({json.dumps(selector)})].find(
+            e => e.offsetParent && e.textContent.includes({json.dumps(text)}))"""
+        self.until(f"!!({find})")
+        script = "(e => { e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+        x, y = self.run(f"{script} return [r.x + r.width / 2, r.y + r.height / 2] }})({find})")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, key, code):
+        """Press a key that is no character."""
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def write(self, selector, text):
+        """Click into a field, and type in place of what it contains."""
+        self.click(selector)
+        self.run("document.activeElement.select && document.activeElement.select()")
+        self.call("Input.insertText", text=text)
+
     def screenshot(self, path, whole=True):
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}

@@ -47,22 +47,28 @@ INSIDE = {"threshold": "dispersion"}
 """Diagnostics that are shown in the section of another one."""
 
 
-def render_page(numbers: Mapping[str, Any]) -> str:
-    """The page of a complete diagnosis; all names in it are escaped."""
+def page_environment(*folders: Path) -> Environment:
+    """Templates of this folder and of others, with our filters; everything in them is escaped."""
     environment = Environment(
-        loader=FileSystemLoader(FOLDER),
+        loader=FileSystemLoader([FOLDER, *folders]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"readable": readable, "show": show}
+    return environment
+
+
+def render_page(numbers: Mapping[str, Any]) -> str:
+    """The page of a complete diagnosis; all names in it are escaped."""
     others = [section for name, section in DIAGNOSTICS.items() if name not in SECTIONS | INSIDE]
     calibrated = {"calibration": "Calibration"} if numbers["calibration"] else {}
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        environment.get_template("page.html")
+        page_environment()
+        .get_template("page.html")
         .render(
             numbers=numbers,
             sections=[

@@ -1,0 +1,80 @@
+"""A walk through the studio in a browser, as a user takes it; each step may leave a screenshot."""
+
+import time
+from pathlib import Path
+
+
+class Walk:
+    """Clicks through the tabs of the studio at an address; waits for what must appear."""
+
+    def __init__(self, browser, address, shots=None, patience=60):
+        self.browser, self.address, self.shots, self.patience = browser, address, shots, patience
+        browser.look_like(1280, 860)
+        browser.open(address)
+        self.seen("#demo", "Load the demo")
+
+    def text(self, selector):
+        return self.browser.run(f"document.querySelector('{selector}')?.innerText ?? ''")
+
+    def seen(self, selector, words):
+        """Wait until an element says something, and return all that it says."""
+        script = f"(document.querySelector('{selector}')?.innerText ?? '').includes({words!r})"
+        self.browser.until(script, self.patience)
+        return self.text(selector)
+
+    def tab(self, name):
+        self.browser.click("button[role=tab]", name)
+
+    def pick(self, field, source):
+        """Click on one of the choices of a field."""
+        self.browser.click(f"{field} input")
+        self.browser.click("li[role=option]", source)
+        self.browser.run("document.activeElement.blur()")
+        parts = f"[...document.querySelectorAll('{field} input, {field} span')]"
+        same = f"(e.value ?? e.innerText).trim() === '{source}'"
+        self.browser.until(f"{parts}.some(e => !e.closest('li') && {same})", 20)
+
+    def type(self, field, source):
+        """Type something that is not among the choices of a field."""
+        self.browser.write(f"{field} input", source)
+        self.browser.press("Enter", 13)
+        self.browser.run("document.activeElement.blur()")
+
+    def inspect(self):
+        self.browser.click("#inspect")
+        return self.seen("#plan", "dispersion D")
+
+    def merge(self):
+        self.browser.click("#merge")
+        return self.seen("#progress", "Merged")
+
+    def slide(self, lam):
+        self.browser.write("#lambda input[type=number]", str(lam))
+        self.browser.press("Enter", 13)
+        self.browser.click("#question textarea")
+        return self.seen("#said", f"Lambda {lam:.3g}")
+
+    def ask(self, question):
+        self.browser.write("#question textarea", question)
+        self.browser.click("#ask")
+        self.browser.until("!!document.querySelector('#answers .answer.merge')", self.patience)
+        return self.answers()
+
+    def answers(self):
+        """Base, expert and merge on the last question."""
+        script = "[...document.querySelector('#answers .answers').querySelectorAll('.answer p')]"
+        return self.browser.run(f"{script}.map(e => e.innerText)")
+
+    def save(self, folder):
+        self.browser.write("#folder textarea, #folder input", folder)
+        self.browser.click("#save")
+        self.browser.until("document.querySelector('#saved').innerText.trim() !== ''", self.patience)
+        return self.text("#saved")
+
+    def shot(self, name, scroll=0):
+        """A screenshot of the window, if any are wanted."""
+        if self.shots is not None:
+            self.browser.run(f"window.scrollTo(0, {scroll})")
+            time.sleep(0.8)
+            Path(self.shots).mkdir(parents=True, exist_ok=True)
+            self.browser.screenshot(Path(self.shots) / f"{name}.png", whole=False)
