@@ -15,7 +15,7 @@ from coram_hf.errors import CoramError
 
 @dataclass(frozen=True)
 class SweptLine:
-    """One line of one suite: its known scores by lambda, the rule's and the best one; scale: lambda / kappa."""
+    """One line of one suite: known scores by lambda, the rule's and the best; scale: lambda / kappa."""
 
     line: str
     scale: float

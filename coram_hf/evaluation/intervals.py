@@ -66,8 +66,8 @@ def difference(
 ) -> Interval:
     """How far the `average` of one model's results is above that of another's, with a bootstrap interval.
 
-    Every task is a stratum. Questions are drawn in pairs where both models' outcomes are known; a task of which
-    only standard errors are known is drawn from two normal distributions; others are taken as they are.
+    Every task is a stratum. Questions are drawn in pairs where both models' outcomes are known; a task of
+    which only standard errors are known is drawn from two normal distributions; others stay as they are.
     """
     generator = np.random.default_rng(seed)
     a: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def difference(
 
 
 def _resampled(outcomes: Any, generator: np.random.Generator, draws: int) -> Any:
-    """The means of questions drawn with replacement, the same ones for all rows; a part of the draws at a time."""
+    """The means of questions drawn with replacement, the same ones for all rows; some draws at a time."""
     count = outcomes.shape[1]
     at_once = max(1, BLOCK // count)
     parts = []

@@ -32,7 +32,9 @@ def found(suite):
 
 
 def cells(text):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+    """The cells of the first table."""
+    first = text.strip().split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in first.splitlines()]
 
 
 def percent(value):
@@ -42,14 +44,15 @@ def percent(value):
 def test_the_layout_is_the_papers(suite, found):
     header, _, *rows = cells(str(found))
     assert header == [
-        "method", "math", "code", "average (rule)", "average (best lambda)", "world", "out-of-domain average",
+        "method", "math", "code", "average (rule)", "s.e.", "average (best lambda)", "world",
+        "out-of-domain average",
     ]  # fmt: skip
-    assert [row[0] for row in rows] == ["base", "best expert of each task", *BASELINES, *LINES]
+    assert [row[0] for row in rows] == ["base", "task-specific FT", *BASELINES, *LINES]
     assert (suite / "out" / "compare.md").read_text() == str(found)
     expert = rows[1]
-    assert expert[4:] == ["-", "-", "-"]
-    assert all(row[4] == "-" for row in rows[:4])
-    assert all("(at " in row[4] for row in rows[4:])
+    assert expert[4:] == ["-", "-", "-", "-"]
+    assert all(row[5] == "-" for row in rows[:4])
+    assert all("(at " in row[5] for row in rows[4:])
 
 
 def test_every_number_is_that_of_its_model(suite, found):
@@ -70,10 +73,16 @@ def test_every_number_is_that_of_its_model(suite, found):
         inside = [accuracy(model, path) for path in task_files(suite)]
         world = accuracy(model, suite / "world.jsonl")
         assert rows[name][:3] == [*map(percent, inside), percent(sum(inside) / 2)], name
-        assert rows[name][4:] == [percent(world), percent(world)], name
+        assert rows[name][5:] == [percent(world), percent(world)], name
+        errors = [
+            math.sqrt(p * (1 - p) / len(path.read_text().splitlines()))
+            for p, path in zip(inside, task_files(suite), strict=True)
+        ]
+        assert rows[name][3] == percent(math.hypot(*errors) / 2), name
     experts = {name: AutoModelForCausalLM.from_pretrained(suite / name) for name in EXPERTS}
     scores = {path: [accuracy(expert, path) for expert in experts.values()] for path in task_files(suite)}
-    assert rows["best expert of each task"][:2] == [percent(max(values)) for values in scores.values()]
+    own = [values[i] for i, values in enumerate(scores.values())]
+    assert rows["task-specific FT"][:3] == [*map(percent, own), percent(sum(own) / 2)]
     numbers = json.loads((suite / "out" / "compare.json").read_text())
     for i, name in enumerate(EXPERTS):
         for path, values in scores.items():
