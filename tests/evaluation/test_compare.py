@@ -99,7 +99,7 @@ def test_the_best_lambda_is_that_of_the_tasks_in_domain(suite, found):
     line = found.lines[0]
     assert averages[line.best.lam] == max(averages.values()) == line.best.average
     row = next(row for row in cells(str(found)) if row[0] == "full")
-    assert row[4].replace("*", "") == f"{percent(max(averages.values()))} (at {line.best.lam:.2f})"
+    assert row[5].replace("*", "") == f"{percent(max(averages.values()))} (at {line.best.lam:.2f})"
     assert all(set(point.results) == {"math", "code"} for point in line.points)
     assert set(line.beyond) == {"world"}
 
@@ -108,7 +108,8 @@ def test_the_best_of_a_column_is_bold(found):
     rows = cells(str(found))[2:]
     for row in rows[:2]:
         assert "**" not in "".join(row)
-    for column in range(1, 7):
+    assert not any(row[4].startswith("**") for row in rows)
+    for column in (1, 2, 3, 5, 6, 7):
         shown = [row[column].partition(" ")[0] for row in rows[2:] if row[column] != "-"]
         numbers = [float(cell.strip("*")) for cell in shown]
         assert [cell.startswith("**") for cell in shown] == [number == max(numbers) for number in numbers]
@@ -123,9 +124,9 @@ def test_without_a_range_or_other_tasks(suite, monkeypatch):
     options = {"tasks": task_files(suite), "baselines": (), "score_experts": False, "limit": 5}
     found = compare_methods(*sources(suite), progress=False, **options)
     header, _, *rows = cells(str(found))
-    assert header == ["method", "math", "code", "average (rule)", "average (best lambda)"]
+    assert header == ["method", "math", "code", "average (rule)", "s.e.", "average (best lambda)"]
     assert [row[0] for row in rows] == ["base", "full"]
-    assert rows[1][4] == "-"
+    assert rows[1][5] == "-"
     assert sorted(calls) == ["code", "code", "math", "math"]
 
 
@@ -156,7 +157,7 @@ def test_what_was_scored_is_not_scored_again(suite, found, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing option"),
+        ([], "tasks: none given"),
         (["--tasks", "MATH", "--out-of-domain", "MATH"], "two are called 'math'"),
         (["--tasks", "MATH", "--baseline", "OrthoMerge"], "unknown baseline 'OrthoMerge'"),
         (["--tasks", "MATH", "--lambda", "1:2"], "neither start:stop:step"),
