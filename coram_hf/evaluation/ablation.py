@@ -21,7 +21,7 @@ from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Point, Results, percent, plain
 from coram_hf.evaluation.seeds import repeat_sampled
 from coram_hf.evaluation.suite import Suite, mean_over, values_of
-from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores
+from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores, rows_of
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
 from coram_hf.evaluation.tasks import TaskSource
 from coram_hf.hub.text import inline
@@ -234,7 +234,7 @@ def run_ablation(
     grown = expand(starts[0], grids)
     every = [*grown, *(one for one in starts if one.line not in {config.line for config in grown})]
     every = [config for config in every if has_residual or config.residual is None]
-    check_given(opened.external, given, ["base", *presets, *(config.line for config in every)])
+    check_given(opened.external, given, ["base", *presets, *rows_of(every, ()), *rows_of(starts, wanted)])
     folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
     found = tuple(
         bench.line(

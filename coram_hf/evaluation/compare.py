@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, percent, plain
 from coram_hf.evaluation.seeds import repeat_sampled
 from coram_hf.evaluation.suite import Suite, mean_over, tasks_of, values_of
-from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores
+from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores, rows_of
 from coram_hf.evaluation.sweep import JOURNAL, parse_lambdas
 from coram_hf.evaluation.tasks import TaskSource
 from coram_hf.hub.text import inline
@@ -139,23 +138,31 @@ class Comparison:
 
     def _specialists(self) -> _Row:
         """Each domain's own expert; the best of any if the experts of some domains are not known."""
-        if all(domain.expert in self.experts for domain in self.suite.inside):
-            own = {domain.name: self.experts[str(domain.expert)] for domain in self.suite.inside}
+        inner = self.suite.inside
+        if all(domain.expert in self.experts for domain in inner):
+            own = {domain.name: self.experts[str(domain.expert)] for domain in inner}
             return self._row("task-specific FT", {}, by_domain=own)
-        values = {
-            domain.name: max(self.experts.values(), key=lambda found: domain.score(values_of(found)))
-            for domain in self.suite.inside
-        }
-        return self._row("best expert of each task", {}, by_domain=values)
+        best = {}
+        for domain in inner:
+            known = [found for found in self.experts.values() if domain.tasks.keys() <= found.keys()]
+            best[domain.name] = max(known, key=lambda found: domain.score(values_of(found)), default={})
+        return self._row("best expert of each task", {}, by_domain=best)
 
     def _row(
         self, name: str, found: Results, line: Line | None = None, by_domain: dict[str, Results] | None = None
     ) -> _Row:
         inner = self.suite.inside
         of = by_domain or {domain.name: found for domain in inner}
-        inside: list[float | None] = [domain.score(values_of(of[domain.name])) for domain in inner]
-        total = math.fsum(domain.weight for domain in inner)
-        average = sum(d.weight * (v or 0) for d, v in zip(inner, inside, strict=True)) / total
+        inside: list[float | None] = [
+            domain.score(values_of(of[domain.name]))
+            if domain.tasks.keys() <= of[domain.name].keys()
+            else None
+            for domain in inner
+        ]
+        known = [(d.weight, v) for d, v in zip(inner, inside, strict=True) if v is not None]
+        average = (
+            sum(w * v for w, v in known) / sum(w for w, _ in known) if len(known) == len(inner) else None
+        )
         inside += [average, self.suite.standard_error(found) if found else None]
         outer = self.suite.outside
         beyond: list[float | None] = [None] * (len(outer) + 1) if outer else []
@@ -256,7 +263,7 @@ def compare_methods(
     opened = open_tasks_or_suite(tasks, out_of_domain, suite, limit)
     inside, beyond = repeat_sampled(opened.inside, seeds), repeat_sampled(opened.outside, seeds)
     every, given = [*inside, *beyond], {} if scores is None else read_scores(scores)
-    check_given(opened.external, given, ["base", *presets, *(config.line for config in configs)])
+    check_given(opened.external, given, ["base", *presets, *rows_of(configs, wanted)])
     if output is not None:
         check_output_folder(output)
     memory = Memory(None if output is None else Path(output) / JOURNAL)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from coram_hf.config import check_names
+from coram_hf.config import CoramConfig, check_names
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.external import CommandScorer, read_result
 from coram_hf.evaluation.formula import Formula, identifier
@@ -79,6 +79,13 @@ def open_tasks_or_suite(
     outside = every[len(inside) :]
     names = [[task.name for task in some] for some in (inside, outside)]
     return OpenedSuite(Suite.of_tasks(*names), inside, outside)
+
+
+def rows_of(configs: Sequence[CoramConfig], lambdas: Sequence[float]) -> list[str]:
+    """The rows of lines in a file of scores: at the rule's lambda, and at each of `lambdas`."""
+    return [
+        row for config in configs for row in (config.line, *(f"{config.line} @ {lam:g}" for lam in lambdas))
+    ]
 
 
 def check_given(external: Sequence[str], given: Mapping[str, Results], rows: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, percent, plain
 from coram_hf.evaluation.seeds import repeat_sampled
 from coram_hf.evaluation.suite import Suite
-from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores
+from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores, rows_of
 from coram_hf.evaluation.tasks import TaskSource
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
@@ -153,7 +153,7 @@ def run_sweep(
     presets = read_baselines(baselines)
     opened = open_tasks_or_suite(tasks, (), suite, limit)
     scorers, given = repeat_sampled(opened.inside, seeds), {} if scores is None else read_scores(scores)
-    check_given(opened.external, given, ["base", *presets, *(config.line for config in configs)])
+    check_given(opened.external, given, ["base", *presets, *rows_of(configs, wanted)])
     if output is not None:
         check_output_folder(output)
     memory = Memory(None if output is None else Path(output) / JOURNAL)

@@ -224,6 +224,14 @@ def test_missing_and_bad_scores_are_refused_before_anything_is_merged(folder):
     options = {"suite": suite, "baselines": ("linear",), "progress": False}
     with pytest.raises(CoramError, match="row 'base': no score of asr"):
         compare_methods(*sources(folder), **options)
+    few = {row: {"asr": 0.1} for row in ("base", "linear", "full")}
+    (folder / "few.json").write_text(json.dumps(few))
+    with pytest.raises(CoramError, match=r"row 'full @ 1\.5': no score of asr"):
+        compare_methods(*sources(folder), scores=folder / "few.json", lambdas="1.5", **options)
+    found = compare_methods(*sources(folder), scores=folder / "few.json", limit=2, **options)
+    specific = found.to_dict()["rows"]["task-specific FT"]
+    assert specific["skills"] is not None
+    assert specific["safety"] is specific["average (rule)"] is None
     (folder / "bad.json").write_text('{"base": {"asr": 12}}')
     with pytest.raises(CoramError, match="from 0 to 1, found 12"):
         read_scores(folder / "bad.json")
