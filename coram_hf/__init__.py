@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from coram_hf.callback import CoramCallback
     from coram_hf.config import CoramConfig
     from coram_hf.errors import CoramError
+    from coram_hf.evaluation.ablation import run_ablation
     from coram_hf.evaluation.compare import compare_methods
     from coram_hf.evaluation.folder import evaluate_folder
     from coram_hf.evaluation.sweep import run_sweep
@@ -31,6 +32,7 @@ __all__ = [
     "dataset_task",
     "evaluate_folder",
     "load_report",
+    "run_ablation",
     "run_sweep",
 ]
 
@@ -47,6 +49,7 @@ _HOME = {
     "dataset_task": "coram_hf.evaluation.tasks",
     "evaluate_folder": "coram_hf.evaluation.folder",
     "load_report": "coram_hf.hub",
+    "run_ablation": "coram_hf.evaluation.ablation",
     "run_sweep": "coram_hf.evaluation.sweep",
 }
 

@@ -14,15 +14,19 @@ from coram_hf.cli.shared import (
     Limit,
     Lines,
     NoBaselines,
+    Scores,
+    Seeds,
+    SuiteFile,
     chosen_baselines,
     read_lines,
+    split_seeds,
     split_tasks,
     with_shared_options,
 )
 from coram_hf.cli.summary import conclude_markdown
 
 InDomain = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--in-domain", "--tasks", help="The experts' own tasks: .jsonl files, datasets or lm-eval tasks."
     ),
@@ -43,9 +47,12 @@ Output = Annotated[
 @partial(with_shared_options, without=("method", "parameter"))
 def compare(
     given: dict[str, Any],
-    in_domain: InDomain,
+    in_domain: InDomain = None,
     out_of_domain: OutOfDomain = None,
     line: Lines = None,
+    suite: SuiteFile = None,
+    scores: Scores = None,
+    seeds: Seeds = None,
     lam: Range = None,
     baseline: Baselines = None,
     no_baselines: NoBaselines = False,
@@ -67,8 +74,11 @@ def compare(
             recipe.base,
             recipe.experts,
             configs,
-            tasks=split_tasks(in_domain),
+            tasks=split_tasks(in_domain or ()),
             out_of_domain=split_tasks(out_of_domain or ()),
+            suite=suite,
+            scores=scores,
+            seeds=split_seeds(seeds),
             lambdas=lam or (),
             baselines=read_baselines(chosen_baselines(baseline, no_baselines, RIVALS)) | own,
             score_experts=score_experts,

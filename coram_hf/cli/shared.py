@@ -84,12 +84,20 @@ CALIBRATION = {
     **{name: _typer_option(option) for name, option in options_of(CalibrationConfig).items()},
 }
 
-Tasks = Annotated[
-    list[str],
-    typer.Option(
-        help="A .jsonl file, a dataset (hf://datasets/org/name?split=test&prompt=question&target=answer, or "
-        "a folder or file with such options), or an lm-eval task; may be repeated, or a,b without options."
-    ),
+_TASKS = typer.Option(
+    help="A .jsonl file, a dataset (hf://datasets/org/name?split=test&prompt=question&target=answer, or "
+    "a folder or file with such options), or an lm-eval task; may be repeated, or a,b without options."
+)
+Tasks = Annotated[list[str], _TASKS]
+MaybeTasks = Annotated[list[str] | None, _TASKS]
+SuiteFile = Annotated[
+    Path | None, typer.Option(help="A suite in YAML, with domains and formulas, in place of tasks.")
+]
+Scores = Annotated[
+    Path | None, typer.Option(help="JSON with scores of other harnesses, by row and task, for the suite.")
+]
+Seeds = Annotated[
+    str | None, typer.Option(help="Seeds separated by commas, under which sampled answers are repeated.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Largest number of questions per task.")]
 Lines = Annotated[
@@ -212,6 +220,14 @@ def split_tasks(tasks: Sequence[str]) -> list[str]:
         for name in ([text] if os.path.exists(text) or "?" in text else text.split(","))
         if name.strip()
     ]
+
+
+def split_seeds(text: str | None) -> list[int]:
+    """The seeds of a list separated by commas."""
+    try:
+        return [int(part) for part in (text or "").split(",") if part.strip()]
+    except ValueError:
+        raise CoramError(f"--seeds: {text!r} is not a list of whole numbers separated by commas") from None
 
 
 def _parameter(text: str) -> tuple[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from coram_hf.baselines import PRESETS
@@ -15,8 +16,10 @@ from coram_hf.config import CoramConfig, Shared, check_names, check_number
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.asking import Reader
 from coram_hf.evaluation.memory import Memory, digest
+from coram_hf.evaluation.merged import Geometry, Merged, OwnMerge, SharedMerge
 from coram_hf.evaluation.readers import Readers, load_processor
 from coram_hf.evaluation.scores import Line, Point, Results
+from coram_hf.evaluation.suite import Suite
 from coram_hf.evaluation.tasks import Scorer
 from coram_hf.execution.opening import open_here
 from coram_hf.execution.progress import Progress
@@ -30,24 +33,8 @@ from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.registry import Preset, find_method, rival_names
 from coram_hf.outputs.memory import expert_model, new_model
-from coram_hf.report import MergeReport, library_versions
+from coram_hf.report import library_versions
 from coram_hf.report.eval_results import Result
-from coram_hf.result import MergeResult
-
-FACTS = (
-    "dispersion",
-    "kappa",
-    "lam",
-    "lam_source",
-    "effective_kappa",
-    "sqrt_n",
-    "c_rms",
-    "relative_updates",
-    "balance_factors",
-    "warnings",
-    "sources",
-)
-"""The fields of a merge's report that a sweep keeps."""
 
 
 class Bench:
@@ -63,14 +50,33 @@ class Bench:
         memory: Memory,
         shared: Shared,
         options: MergeOptions,
+        given: Mapping[str, Results] | None = None,
     ) -> None:
-        """`shared`: the options that baselines and lines have in common."""
+        """`shared`: the options that baselines and lines have in common.
+
+        `given`: scores of other harnesses, by row and task.
+        """
+        self._given = given or {}
         self._memory = memory
         self._shared = shared
         self._progress = options.get("progress", True)
         self._inputs = open_here(base, experts, options, need_targets=False)
         tokenizer = _find_tokenizer(self._inputs)
         self._readers = Readers(tokenizer, partial(_find_processor, self._inputs, tokenizer))
+        self._geometry = Geometry(lambda config: self._merger(choose_coram(config)))
+
+    @property
+    def expert_names(self) -> list[str]:
+        return list(self._inputs.experts)
+
+    def has_residual(self, config: CoramConfig) -> bool:
+        """Whether an expert changes a parameter outside the targets: only then a residual has a meaning."""
+        inputs = self._merger(choose_coram(config)).inputs
+        return any(
+            not torch.equal(parameter.base, expert)
+            for parameter in map(inputs.parameter, inputs.outside)
+            for expert in parameter.experts
+        )
 
     def check(self, tasks: Sequence[Scorer]) -> None:
         """Raise if the questions of a task cannot be asked; nothing has been merged yet."""
@@ -82,41 +88,60 @@ class Bench:
         lambdas: Iterable[float],
         tasks: Sequence[Scorer],
         beyond: Sequence[Scorer] = (),
+        suite: Suite | None = None,
+        share: bool = False,
+        kappas: Sequence[float] = (),
     ) -> Line:
-        """Merge once, reassemble at every lambda and at the rule's, and score each on the tasks."""
+        """Merge once, reassemble at every lambda and at the rule's, and score each on the tasks.
+
+        `share`: the geometry of the line before is used again if only the residual differs. `kappas`: to
+        score as well, if the rule's is 1 or more.
+        """
         merger = self._merger(choose_coram(config))
         subject = self._subject(config.line, merger.method.settings)
-        merged = _Merged(merger)
+        shared = share and Geometry.can_share(config)
+        merged: Merged = SharedMerge(self._geometry, config) if shared else OwnMerge(merger)
         facts = self._memory.remember(subject.depends_on("facts"), config.line, lambda: merged.facts)
         rule = facts["lam"]
+        if (facts["kappa"] or 0) >= 1:
+            lambdas = [*lambdas, *(rule / facts["kappa"] * kappa for kappa in kappas)]
         grid = {rule, *(lam for lam in lambdas if not math.isclose(lam, rule, rel_tol=1e-9))}
         points = []
         with Progress(f"{config.line}: lambda", len(grid), self._progress, unit="lambdas") as progress:
             for lam in sorted(grid):
-                points.append(Point(lam, subject.score(tasks, partial(merged.at, lam), lam)))
+                results = subject.score(tasks, partial(merged.at, lam), lam)
+                at = config.line if lam == rule else f"{config.line} @ {lam:g}"
+                points.append(Point(lam, results | self._given_for(at, results), suite))
                 progress.add()
-        return Line(config, facts, tuple(points), subject.score(beyond, partial(merged.at, rule), rule))
+        outside = subject.score(beyond, partial(merged.at, rule), rule)
+        return Line(config, facts, tuple(points), outside | self._given_for(config.line, outside))
 
-    def baseline(self, preset: Preset, tasks: Sequence[Scorer]) -> Results:
+    def _given_for(self, row: str, scored: Results) -> Results:
+        """The given scores of a row, without those of tasks that were scored here."""
+        return {task: result for task, result in self._given.get(row, {}).items() if task not in scored}
+
+    def baseline(self, name: str, preset: Preset, tasks: Sequence[Scorer]) -> Results:
         """The results of a method that CORAM is compared with, at its preset."""
         shared = {key: value for key, value in asdict(self._shared).items() if value is not None}
         parameters = {**shared, **preset.parameters}
         merger = self._merger(find_method(preset.method).choose(parameters))
         subject = self._subject(preset.method, merger.method.settings)
-        return subject.score(tasks, lambda: merger.merge(keep_update=False).model)
+        found = subject.score(tasks, lambda: merger.merge(keep_update=False).model)
+        return found | self._given_for(name, found)
 
     def base(self, tasks: Sequence[Scorer]) -> Results:
         """The results of the base."""
-        return self._subject("base", {"model": "base"}).score(tasks, lambda: new_model(self._inputs))
+        found = self._subject("base", {"model": "base"}).score(tasks, lambda: new_model(self._inputs))
+        return found | self._given_for("base", found)
 
     def experts(self, tasks: Sequence[Scorer]) -> dict[str, Results]:
         """The results of every expert on every task."""
-        return {
-            name: self._subject(name, {"model": "expert", "name": name}).score(
-                tasks, partial(expert_model, self._inputs, name)
-            )
-            for name in self._inputs.experts
-        }
+        every = {}
+        for name in self._inputs.experts:
+            subject = self._subject(name, {"model": "expert", "name": name})
+            found = subject.score(tasks, partial(expert_model, self._inputs, name))
+            every[name] = found | self._given_for(name, found)
+        return every
 
     def _merger(self, choice: Choice) -> Merger:
         inputs = with_targets(
@@ -158,52 +183,33 @@ class _Subject:
         """The results on every task; the model is made only if one of them is not known yet."""
         what = self._label if lam is None else f"{self._label}, lambda {lam:g}"
         model = cache(lambda: self._placed(make()))
-        found = {}
+        found: Results = {}
         for task in tasks:
             known = self._memory.remember(
                 self.depends_on(lam, task.identity, *self._readers.identity(task)),
                 f"{what}: {task.name}",
                 partial(self._measure, task, model),
             )
-            found[task.name] = Result(**known)
+            several = known if isinstance(known, list) else [known]
+            found |= {result.task: result for result in (Result(**values) for values in several)}
         return found
 
-    def _measure(self, task: Scorer, model: Callable[[], PreTrainedModel]) -> dict[str, Any]:
-        result = task(model(), self._readers.of(task))[0]
-        if not math.isfinite(result.value):
-            raise CoramError(
-                f"{self._label}: the score on task {task.name!r} is {result.value}; it must be finite"
-            )
-        return asdict(result)
+    def _measure(self, task: Scorer, model: Callable[[], PreTrainedModel]) -> Any:
+        """The first result of the task, or those of all its parts if it has several."""
+        parts = getattr(task, "parts", ())
+        results = task(model(), self._readers.of(task))[: len(parts) or 1]
+        for result in results:
+            if not math.isfinite(result.value):
+                raise CoramError(
+                    f"{self._label}: the score on task {result.task!r} is {result.value}; it must be finite"
+                )
+        return [asdict(result) for result in results] if parts else asdict(results[0])
 
     def _placed(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model on the device of the merge, if one was given and accelerate has not placed the model."""
         if self._device is None or hasattr(model, "hf_device_map"):
             return model
         return model.to(self._device)  # type: ignore[arg-type]
-
-
-class _Merged:
-    """A merge that is made on first use, and then reassembled in place."""
-
-    def __init__(self, merger: Merger) -> None:
-        self._merger = merger
-
-    @cached_property
-    def _first(self) -> tuple[MergeResult, MergeReport]:
-        result = self._merger.merge()
-        return result, result.report
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        report = self._first[1].to_dict()
-        return {key: report[key] for key in FACTS}
-
-    def at(self, lam: float) -> PreTrainedModel:
-        result = self._first[0]
-        if result.report.lam != lam:
-            result.rescale_(lam)
-        return result.model
 
 
 def _find_tokenizer(inputs: Inputs) -> PreTrainedTokenizerBase:

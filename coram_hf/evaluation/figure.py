@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from coram_hf.report.figures import new_figure, plain_label, save_figure
 
 if TYPE_CHECKING:
+    from coram_hf.evaluation.ablation import Ablation
     from coram_hf.evaluation.sweep import Sweep
 
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#cc3311")
@@ -34,6 +35,31 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
     axes.set_xlabel(r"$\lambda$ (dashed: the rule's; star: the swept optimum)")
     axes.set_ylabel(f"average over {len(sweep.tasks)} tasks" if len(sweep.tasks) > 1 else "score")
     axes.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def draw_ablation(found: Ablation, path: Path) -> None:
+    """Write a PNG: the score against slice height, and in-domain against out-of-domain averages."""
+    figure = new_figure(figsize=(10, 4.5), dpi=110)
+    left, right = figure.subplots(1, 2)
+    heights = found.heights()
+    left.plot(
+        [h for h, _ in heights], [100 * line.rule.average for _, line in heights], "o-", color=COLOURS[0]
+    )
+    left.set_xscale("log", base=2)
+    left.set_xlabel("slice height h")
+    left.set_ylabel(f"in-domain average of {found.lines[0].name}")
+    rows = [(line.name, line.rule.average, found.outside(line.beyond), COLOURS[0]) for line in found.lines]
+    rows += [
+        (name, found.suite.score(one), found.outside(one), REFERENCE)
+        for name, one in found.references.items()
+    ]
+    for name, inside, outside, colour in rows:
+        if outside is not None:
+            right.plot([100 * outside], [100 * inside], "o", color=colour)
+            right.annotate(plain_label(name), (100 * outside, 100 * inside), fontsize=6)
+    right.set_xlabel("out-of-domain average")
+    right.set_ylabel("in-domain average")
     save_figure(figure, path)
 
 

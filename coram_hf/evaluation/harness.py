@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,9 @@ from coram_hf.report.eval_results import Result
 BOOTSTRAPS = 1000
 """Bootstrap samples for the standard error of metrics that have no formula for it."""
 
+SEED = 1234
+"""lm-eval's own seed of sampled answers."""
+
 BATCH = 8
 """Questions in one forward pass."""
 
@@ -34,6 +38,7 @@ class HarnessScorer:
     name: str
     loaded: Any
     limit: int | None = None
+    seed: int = SEED
 
     @cached_property
     def identity(self) -> str:
@@ -62,13 +67,23 @@ class HarnessScorer:
                     task_manager=_manager(None, defaults=False),
                     limit=self.limit,
                     bootstrap_iters=BOOTSTRAPS,
-                    log_samples=False,
+                    torch_random_seed=self.seed,
+                    log_samples=True,
                 )
         except Exception as error:  # a task may run any code
             raise CoramError(f"lm-eval task {self.name!r} failed: {reason(error)}") from error
         numbers = found["results"].get(self.name) or found["groups"][self.name]
         counts = [found["n-samples"][task]["effective"] for task in _leaves(found, self.name)]
-        return _results(self.name, numbers, sum(counts))
+        results = _results(self.name, numbers, sum(counts))
+        samples = [sample for task in _leaves(found, self.name) for sample in found["samples"][task]]
+        return [replace(results[0], outcomes=_outcomes(results[0], samples)), *results[1:]]
+
+    @property
+    def sampled(self) -> bool:
+        """Whether answers are drawn at a temperature, so that they depend on the seed."""
+        tasks = self.loaded.get_all_tasks() if _is_group(self.loaded) else [self.loaded]
+        settings = [getattr(task.config, "generation_kwargs", None) or {} for task in tasks]
+        return any(one.get("do_sample") and one.get("temperature", 1.0) > 0 for one in settings)
 
 
 def open_harness_tasks(task: str, limit: int | None) -> list[HarnessScorer]:
@@ -126,6 +141,17 @@ def _results(task: str, numbers: Mapping[str, Any], questions: int) -> list[Resu
     if not found:
         raise CoramError(f"lm-eval task {task!r} reported no number as a result")
     return found
+
+
+def _outcomes(result: Result, samples: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
+    """The score of every question; none if the metric is not their mean."""
+    metric, _, rest = result.metric.partition(" (")
+    kind = rest.removesuffix(")") or "none"
+    values = [one.get(metric) for one in samples if one.get("filter", "none") == kind]
+    if not values or not all(isinstance(value, int | float) for value in values):
+        return ()
+    numbers = tuple(float(value) for value in values if value is not None)
+    return numbers if math.isclose(math.fsum(numbers) / len(numbers), result.value, abs_tol=1e-9) else ()
 
 
 def _leaves(found: Mapping[str, Any], name: str) -> Iterable[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from coram_hf.report.eval_results import Result
+
 DRAWS = 2000
 LEVEL = 0.95
+BLOCK = 2_000_000
+"""Drawn questions held at once."""
 
 
 class Interval(NamedTuple):
@@ -50,3 +54,46 @@ def paired_difference(
         task: [(a - b) / len(ours) for a, b in zip(ours[task], theirs[task], strict=True)] for task in ours
     }
     return bootstrap(differences, **options)
+
+
+def difference(
+    average: Callable[[Mapping[str, Any]], Any],
+    ours: Mapping[str, Result],
+    theirs: Mapping[str, Result],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Interval:
+    """How far the `average` of one model's results is above that of another's, with a bootstrap interval.
+
+    Every task is a stratum. Questions are drawn in pairs where both models' outcomes are known; a task of
+    which only standard errors are known is drawn from two normal distributions; others stay as they are.
+    """
+    generator = np.random.default_rng(seed)
+    a: dict[str, Any] = {}
+    b: dict[str, Any] = {}
+    for task, mine in ours.items():
+        other = theirs[task]
+        first, second = (np.asarray(one.outcomes, dtype=np.float64) for one in (mine, other))
+        if len(first) and len(first) == len(second):
+            a[task], b[task] = _resampled(np.stack([first, second]), generator, draws)
+        else:
+            a[task], b[task] = (
+                one.value + (one.standard_error or 0.0) * generator.standard_normal(draws)
+                for one in (mine, other)
+            )
+    drawn = average(a) - average(b)
+    estimate = average({t: r.value for t, r in ours.items()}) - average({t: theirs[t].value for t in ours})
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(estimate), float(low), float(high))
+
+
+def _resampled(outcomes: Any, generator: np.random.Generator, draws: int) -> Any:
+    """The means of questions drawn with replacement, the same ones for all rows; some draws at a time."""
+    count = outcomes.shape[1]
+    at_once = max(1, BLOCK // count)
+    parts = []
+    for start in range(0, draws, at_once):
+        chosen = generator.integers(0, count, (min(at_once, draws - start), count))
+        parts.append(outcomes[:, chosen].mean(2))
+    return np.concatenate(parts, axis=1)

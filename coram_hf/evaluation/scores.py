@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from coram_hf.config import CoramConfig
+from coram_hf.evaluation.suite import Suite
 from coram_hf.report.eval_results import Result
 
 Results = dict[str, Result]
@@ -15,14 +16,20 @@ Results = dict[str, Result]
 
 @dataclass(frozen=True)
 class Point:
-    """A line at one lambda, and its results."""
+    """A line at one lambda, and its results by task; averages are over the domains of the suite, if any."""
 
     lam: float
     results: Results
+    suite: Suite | None = None
 
     @property
     def average(self) -> float:
-        return average(self.results)
+        return average(self.results) if self.suite is None else self.suite.score(self.results)
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of the average, if known."""
+        return (self.suite or Suite.of_tasks(tuple(self.results))).standard_error(self.results)
 
     @property
     def uncertainty(self) -> float | None:
@@ -94,7 +101,7 @@ def average(results: Results) -> float:
 
 def plain(results: Results) -> dict[str, Any]:
     """Results as plain values."""
-    return {task: asdict(result) for task, result in results.items()}
+    return {task: result.brief() for task, result in results.items()}
 
 
 def percent(value: float) -> str:

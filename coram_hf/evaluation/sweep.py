@@ -16,8 +16,11 @@ from coram_hf.errors import CoramError
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
 from coram_hf.evaluation.figure import draw_sweep
 from coram_hf.evaluation.memory import Memory
-from coram_hf.evaluation.scores import Line, Results, average, percent, plain
-from coram_hf.evaluation.tasks import TaskSource, check_scores, open_tasks
+from coram_hf.evaluation.scores import Line, Results, percent, plain
+from coram_hf.evaluation.seeds import repeat_sampled
+from coram_hf.evaluation.suite import Suite
+from coram_hf.evaluation.suite_file import check_given, open_tasks_or_suite, read_scores, rows_of
+from coram_hf.evaluation.tasks import TaskSource
 from coram_hf.hub.text import inline
 from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions
@@ -37,10 +40,11 @@ class Sweep:
     tasks: tuple[str, ...]
     lines: tuple[Line, ...]
     references: dict[str, Results]
+    suite: Suite
 
     @property
     def reference_averages(self) -> dict[str, float]:
-        return {name: average(results) for name, results in self.references.items()}
+        return {name: self.suite.score(results) for name, results in self.references.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Every number, as plain values."""
@@ -64,7 +68,17 @@ class Sweep:
         return "\n\n".join(parts) + "\n"
 
     def _rule_versus_optimum(self) -> str:
-        header = ["line", "D", "kappa", "rule lambda", "rule score", "best lambda", "best score", "gap"]
+        header = [
+            "line",
+            "D",
+            "kappa",
+            "rule lambda",
+            "rule score",
+            "s.e.",
+            "best lambda",
+            "best score",
+            "gap",
+        ]
         rows = [
             [
                 line.name,
@@ -72,6 +86,7 @@ class Sweep:
                 f"{line.facts['kappa']:g}",
                 f"{line.rule.lam:.2f}",
                 percent(line.rule.average),
+                "-" if (error := line.rule.standard_error) is None else percent(error),
                 f"{line.best.lam:.2f}",
                 percent(line.best.average),
                 percent(line.gap),
@@ -109,7 +124,10 @@ def run_sweep(
     lines: str | CoramConfig | Sequence[str | CoramConfig] = "full",
     *,
     lambdas: str | Iterable[float],
-    tasks: Sequence[TaskSource],
+    tasks: Sequence[TaskSource] = (),
+    suite: str | Path | None = None,
+    scores: str | Path | None = None,
+    seeds: Sequence[int] = (),
     output: str | Path | None = None,
     baselines: Sequence[str] | Mapping[str, Preset] = usual_names(),
     limit: int | None = None,
@@ -123,6 +141,7 @@ def run_sweep(
         lambdas: numbers, or a string such as "1.0:3.0:0.1" or "1,1.5,2".
         tasks: paths of .jsonl tasks, datasets (see `dataset_task`) or their addresses, names or YAML files of
             lm-eval tasks.
+        suite, scores, seeds: as in `compare_methods`; scores away from the rule's have rows `line @ lambda`.
         output: a folder for sweep.json, sweep.md, sweep.png and the journal, from which an interrupted sweep
             resumes. Points whose inputs, tasks or options have changed are scored again, as are those of
             models in memory.
@@ -132,18 +151,19 @@ def run_sweep(
     configs = read_lines(lines)
     wanted = parse_lambdas(lambdas) if isinstance(lambdas, str) else check_lambdas(lambdas)
     presets = read_baselines(baselines)
-    scorers = open_tasks(tasks, limit)
-    check_scores(scorers)
+    opened = open_tasks_or_suite(tasks, (), suite, limit)
+    scorers, given = repeat_sampled(opened.inside, seeds), {} if scores is None else read_scores(scores)
+    check_given(opened.external, given, ["base", *presets, *rows_of(configs, wanted)])
     if output is not None:
         check_output_folder(output)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
-    bench = Bench(base, experts, memory, configs[0].shared, options)
+    bench = Bench(base, experts, memory, configs[0].shared, options, given)
     bench.check(scorers)
     folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
-    swept = tuple(bench.line(config, wanted, scorers) for config in configs)
+    swept = tuple(bench.line(config, wanted, scorers, suite=opened.suite) for config in configs)
     references = {"base": bench.base(scorers)}
-    references |= {name: bench.baseline(preset, scorers) for name, preset in presets.items()}
-    sweep = Sweep(tuple(task.name for task in scorers), swept, references)
+    references |= {name: bench.baseline(name, preset, scorers) for name, preset in presets.items()}
+    sweep = Sweep(tuple(swept[0].rule.results), swept, references, opened.suite)
     if folder is not None:
         sweep.save(folder)
     return sweep

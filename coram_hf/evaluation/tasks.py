@@ -74,7 +74,10 @@ class LightScorer:
 
     def __call__(self, model: PreTrainedModel, reader: Reader, /) -> list[Result]:
         found = score(model, reader, self.task, self.limit)
-        return [Result(self.name, "accuracy", found.accuracy, found.standard_error, found.total, LIGHT)]
+        outcomes = tuple(map(float, found.outcomes))
+        return [
+            Result(self.name, "accuracy", found.accuracy, found.standard_error, found.total, LIGHT, outcomes)
+        ]
 
 
 def check_scores(tasks: Sequence[Scorer]) -> None:

@@ -83,3 +83,23 @@ class OnlyAmplified:
     def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
         """The method's own work."""
         return self.method.bind(inputs, factors, measure=measure)
+
+
+@dataclass(frozen=True)
+class OnlyOutside:
+    """A method restricted to the parameters outside the targets."""
+
+    method: Method
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the method."""
+        return self.method.settings
+
+    def names(self, inputs: Inputs) -> Mapping[str, How]:
+        """Those of the method outside the targets."""
+        return {name: how for name, how in self.method.names(inputs).items() if name not in inputs.targets}
+
+    def bind(self, inputs: Inputs, factors: Sequence[float], *, measure: bool = False) -> Work:
+        """The method's own work."""
+        return self.method.bind(inputs, factors, measure=measure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ Z = 1.959964
 
 @dataclass(frozen=True)
 class Result:
-    """One score of a model on a task: metric, value, standard error, number of questions, scorer."""
+    """One score of a model on a task: metric, value, standard error, number of questions, scorer.
+
+    outcomes: of every question, if known. by_seed: the values of which `value` is the mean, if repeated.
+    """
 
     task: str
     metric: str
@@ -28,6 +31,16 @@ class Result:
     standard_error: float | None
     questions: int
     scorer: str
+    outcomes: Sequence[float] = field(default=(), compare=False, repr=False)
+    by_seed: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
+
+    def brief(self) -> dict[str, Any]:
+        """The result as plain values, without the outcomes of questions."""
+        values = asdict(self)
+        del values["outcomes"]
+        if not self.by_seed:
+            del values["by_seed"]
+        return values
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -77,4 +90,5 @@ class EvalResults:
 
     def save(self, folder: Path) -> None:
         """Write eval_results.json."""
-        write_whole(folder / EVAL_NAME, json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
+        content = {**vars(self), "results": [result.brief() for result in self.results]}
+        write_whole(folder / EVAL_NAME, json.dumps(content, indent=2, allow_nan=False) + "\n")

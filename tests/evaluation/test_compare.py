@@ -32,7 +32,9 @@ def found(suite):
 
 
 def cells(text):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+    """The cells of the first table."""
+    first = text.strip().split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in first.splitlines()]
 
 
 def percent(value):
@@ -42,14 +44,15 @@ def percent(value):
 def test_the_layout_is_the_papers(suite, found):
     header, _, *rows = cells(str(found))
     assert header == [
-        "method", "math", "code", "average (rule)", "average (best lambda)", "world", "out-of-domain average",
+        "method", "math", "code", "average (rule)", "s.e.", "average (best lambda)", "world",
+        "out-of-domain average",
     ]  # fmt: skip
-    assert [row[0] for row in rows] == ["base", "best expert of each task", *BASELINES, *LINES]
+    assert [row[0] for row in rows] == ["base", "task-specific FT", *BASELINES, *LINES]
     assert (suite / "out" / "compare.md").read_text() == str(found)
     expert = rows[1]
-    assert expert[4:] == ["-", "-", "-"]
-    assert all(row[4] == "-" for row in rows[:4])
-    assert all("(at " in row[4] for row in rows[4:])
+    assert expert[4:] == ["-", "-", "-", "-"]
+    assert all(row[5] == "-" for row in rows[:4])
+    assert all("(at " in row[5] for row in rows[4:])
 
 
 def test_every_number_is_that_of_its_model(suite, found):
@@ -70,10 +73,16 @@ def test_every_number_is_that_of_its_model(suite, found):
         inside = [accuracy(model, path) for path in task_files(suite)]
         world = accuracy(model, suite / "world.jsonl")
         assert rows[name][:3] == [*map(percent, inside), percent(sum(inside) / 2)], name
-        assert rows[name][4:] == [percent(world), percent(world)], name
+        assert rows[name][5:] == [percent(world), percent(world)], name
+        errors = [
+            math.sqrt(p * (1 - p) / len(path.read_text().splitlines()))
+            for p, path in zip(inside, task_files(suite), strict=True)
+        ]
+        assert rows[name][3] == percent(math.hypot(*errors) / 2), name
     experts = {name: AutoModelForCausalLM.from_pretrained(suite / name) for name in EXPERTS}
     scores = {path: [accuracy(expert, path) for expert in experts.values()] for path in task_files(suite)}
-    assert rows["best expert of each task"][:2] == [percent(max(values)) for values in scores.values()]
+    own = [values[i] for i, values in enumerate(scores.values())]
+    assert rows["task-specific FT"][:3] == [*map(percent, own), percent(sum(own) / 2)]
     numbers = json.loads((suite / "out" / "compare.json").read_text())
     for i, name in enumerate(EXPERTS):
         for path, values in scores.items():
@@ -90,7 +99,7 @@ def test_the_best_lambda_is_that_of_the_tasks_in_domain(suite, found):
     line = found.lines[0]
     assert averages[line.best.lam] == max(averages.values()) == line.best.average
     row = next(row for row in cells(str(found)) if row[0] == "full")
-    assert row[4].replace("*", "") == f"{percent(max(averages.values()))} (at {line.best.lam:.2f})"
+    assert row[5].replace("*", "") == f"{percent(max(averages.values()))} (at {line.best.lam:.2f})"
     assert all(set(point.results) == {"math", "code"} for point in line.points)
     assert set(line.beyond) == {"world"}
 
@@ -99,7 +108,8 @@ def test_the_best_of_a_column_is_bold(found):
     rows = cells(str(found))[2:]
     for row in rows[:2]:
         assert "**" not in "".join(row)
-    for column in range(1, 7):
+    assert not any(row[4].startswith("**") for row in rows)
+    for column in (1, 2, 3, 5, 6, 7):
         shown = [row[column].partition(" ")[0] for row in rows[2:] if row[column] != "-"]
         numbers = [float(cell.strip("*")) for cell in shown]
         assert [cell.startswith("**") for cell in shown] == [number == max(numbers) for number in numbers]
@@ -114,9 +124,9 @@ def test_without_a_range_or_other_tasks(suite, monkeypatch):
     options = {"tasks": task_files(suite), "baselines": (), "score_experts": False, "limit": 5}
     found = compare_methods(*sources(suite), progress=False, **options)
     header, _, *rows = cells(str(found))
-    assert header == ["method", "math", "code", "average (rule)", "average (best lambda)"]
+    assert header == ["method", "math", "code", "average (rule)", "s.e.", "average (best lambda)"]
     assert [row[0] for row in rows] == ["base", "full"]
-    assert rows[1][4] == "-"
+    assert rows[1][5] == "-"
     assert sorted(calls) == ["code", "code", "math", "math"]
 
 
@@ -147,7 +157,7 @@ def test_what_was_scored_is_not_scored_again(suite, found, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing option"),
+        ([], "tasks: none given"),
         (["--tasks", "MATH", "--out-of-domain", "MATH"], "two are called 'math'"),
         (["--tasks", "MATH", "--baseline", "OrthoMerge"], "unknown baseline 'OrthoMerge'"),
         (["--tasks", "MATH", "--lambda", "1:2"], "neither start:stop:step"),

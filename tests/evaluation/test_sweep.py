@@ -132,13 +132,14 @@ def test_the_table_has_the_papers_layout(suite, whole):
     ]
     summary, points, references = blocks[:3]
     assert summary[0][0:1] + summary[0][3:] == [
-        "line", "rule lambda", "rule score", "best lambda", "best score", "gap",
+        "line", "rule lambda", "rule score", "s.e.", "best lambda", "best score", "gap",
     ]  # fmt: skip
     for cells, line in zip(summary[2:], whole.lines, strict=True):
         assert cells[0] == line.name
         shown = [
             1.15 * math.sqrt(2),
             100 * line.rule.average,
+            100 * math.hypot(*(one.standard_error for one in line.rule.results.values())) / 2,
             line.best.lam,
             100 * line.best.average,
             100 * line.gap,
@@ -467,7 +468,7 @@ def test_from_the_command_line(suite, whole, tmp_path):
         (["--lambda", "1", "--method", "ties"], "No such option"),
         (["./nowhere", "--lambda", "1"], "nowhere"),
         (["--lambda", "1", "--line", "full (h=4)", "--slice-height", "8"], "already given by the line"),
-        ([], "Missing option '--lambda'"),
+        ([], "name the lambdas to score"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(suite, tmp_path, arguments, message):

@@ -1,0 +1,37 @@
+"""`coram-hf analyse`."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def analyse(
+    sweeps: Annotated[
+        list[Path], typer.Argument(help="sweep.json files or their folders, or a grid of several suites.")
+    ],
+    threshold: Annotated[
+        list[float] | None, typer.Option("--threshold", help="D_0 to try; may be repeated.")
+    ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option("--line", help="Lines to score at a held-out kappa, in order of preference."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for tables, numbers and figure.")
+    ] = None,
+) -> None:
+    """Analyse sweeps of several suites: kappa against D, held-out kappa, thresholds, components.
+
+    Suites stand beside the paper's bases. The file examples/paper/grid.json holds the paper's complete grid.
+    """
+    from coram_hf.evaluation.analyse import PREFERRED, THRESHOLDS
+    from coram_hf.evaluation.analyse import analyse as run
+
+    found = run(sweeps, thresholds=threshold or THRESHOLDS, lines=line or PREFERRED, output=output)
+    print(html.unescape(str(found)))
+    if output is not None:
+        print(f"written to {output}")
