@@ -47,12 +47,13 @@ def stored_bytes(folder: Path, itemsize: int | None = None) -> int:
     """
     files = [path for path in folder.glob("*.safetensors") if _exists(path)]
     config = read_json(folder / "config.json") if _exists(folder / "config.json") else {}
-    return sum(
+    sizes: list[int] = [
         tensor_bytes(key, entry["dtype"], *entry["data_offsets"], itemsize, config)
         for path in files
         for key, entry in _header(path).items()
         if key != "__metadata__"
-    )
+    ]
+    return sum(sizes)
 
 
 def tensor_bytes(

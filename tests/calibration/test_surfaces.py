@@ -130,7 +130,9 @@ def test_the_merger_refuses_before_it_merges(suite):
 
 def test_in_a_pipe_a_calibration_says_a_line_now_and_then(suite, monkeypatch, capsys):
     monkeypatch.setattr("coram_hf.execution.progress.INTERVAL", 0.0)
-    made = CoramMerger(*sources(suite), CoramConfig.from_line("DEC(full)"), calibrate=PROMPTS, calibration=OPTIONS)
+    made = CoramMerger(
+        *sources(suite), CoramConfig.from_line("DEC(full)"), calibrate=PROMPTS, calibration=OPTIONS
+    )
     made.merge(keep_update=False)
     said = capsys.readouterr().err.splitlines()
     assert "calibrate: answers: 100%, 8 of 8 answers, 0 min left" in said
