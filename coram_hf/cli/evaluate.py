@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from coram_hf.cli.shared import Limit, Tasks, split_tasks
+from coram_hf.errors import CoramError
+
+OptionalTasks = Annotated[list[str] | None, get_args(Tasks)[1]]
+Generate = Annotated[
+    Path | None,
+    typer.Option(
+        help="A .jsonl file of prompts: prints how healthy the answers are (foreign script, length, empty, "
+        "repeating)."
+    ),
+]
 
 
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="The folder of a model, merged or not.")],
-    tasks: Tasks,
+    tasks: OptionalTasks = None,
+    generate: Generate = None,
     limit: Limit = None,
     device: Annotated[str | None, typer.Option(help="Device of the model: cpu, cuda, mps or auto.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run custom code of the model.")] = False,
@@ -27,6 +38,19 @@ def evaluate(
     """
     from coram_hf.evaluation.folder import evaluate_folder
 
+    if not tasks and generate is None:
+        raise CoramError("nothing to evaluate; pass --tasks, or --generate with a file of prompts")
+    if generate is not None:
+        from coram_hf.evaluation.health import generate_health
+
+        found = generate_health(
+            folder, generate, limit=limit, device=device, trust_remote_code=trust_remote_code
+        )
+        for name, value in found.to_dict().items():
+            shown = "-" if value is None else value if isinstance(value, int) else f"{value:.4g}"
+            print(f"{name.replace('_', ' ')}: {shown}")
+    if not tasks:
+        return
     writes = limit is None if write is None else write
     results = evaluate_folder(
         folder,

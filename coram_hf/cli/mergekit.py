@@ -138,15 +138,15 @@ def _slices(content: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[list
     sources, over = parts[0]
     if any(part != parts[0] for part in parts):
         raise CoramError(
-            "slices: models or parameters differ from slice to slice, which is not supported; list models, and "
-            "use gradients or filters such as layers.3. for parameters that differ by layer"
+            "slices: models or parameters differ from slice to slice, which is not supported; list models, "
+            "and use gradients or filters such as layers.3. for parameters that differ by layer"
         )
     shared = {**shared, **{key: with_fallback(value, shared.get(key)) for key, value in over.items()}}
     models = [_model(source) for source in sources]
     if len(parts) > 1 and any(map(_is_gradient, [*shared.values(), *_values(models)])):
         raise CoramError(
-            "slices: a gradient starts again in every slice, which is not supported; merge one slice with all "
-            "layers"
+            "slices: a gradient starts again in every slice, which is not supported; merge one slice with "
+            "all layers"
         )
     return models, shared, layers
 
@@ -157,9 +157,9 @@ def _continued(layers: int, ranges: Sequence[Any]) -> int:
     pair = isinstance(first, list) and len(first) == 2 and all(isinstance(end, int) for end in first)
     if not pair or first[0] != layers or first[1] <= layers or any(other != first for other in ranges):
         raise CoramError(
-            f"slices: layer_range must be [{layers}, end] for every model of this slice, found {ranges}; slices "
-            "that do not repeat all layers in order stack or cut them into another architecture, which is not "
-            "supported"
+            f"slices: layer_range must be [{layers}, end] for every model of this slice, found {ranges}; "
+            "slices that do not repeat all layers in order stack or cut them into another architecture, "
+            "which is not supported"
         )
     return int(first[1])
 

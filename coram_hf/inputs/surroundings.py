@@ -112,6 +112,7 @@ def told_choices(options: MergeOptions, experts: Mapping[str, Weights]) -> dict[
         asked = options.get(key)
         if isinstance(asked, str | Path) and asked != AUTO:
             known = str(asked) in (BASE, *experts)
+            known = known or is_template_text(asked)
             told[key] = str(asked) if known else f"path/to/{Path(asked).name}"
     return told
 
