@@ -52,7 +52,7 @@ def _tokenizer(content: Mapping[str, Any], base: str, experts: Mapping[str, str]
 
 
 def _chat_template(given: Any) -> dict[str, Any]:
-    """`auto`, a template or the name of one of mergekit's, or, as in our recipes, base, an expert or a file."""
+    """`auto`, a template or the name of one of mergekit's, or, as in our recipes, an expert or a file."""
     if given is None:
         return {}
     if not isinstance(given, str):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ def generate_health(
     model = load_model(Path(folder), trust_remote_code).eval()
     place = compute_device(device)
     if place is not None:
-        model.to(place)  # type: ignore[arg-type]
+        cast(Any, model).to(place)
     config = CalibrationConfig(answer_tokens=max_tokens, answer_line=False)
     with Progress("generate", len(texts), progress, unit="answers") as bar:
         rows = greedy(model, tokenizer, [_tokens(tokenizer, text) for text in texts], config, bar.add)

@@ -52,5 +52,4 @@ def _remote(source: Source, itemsize: int | None) -> int:
     with ThreadPoolExecutor(8) as threads:
         headers = list(threads.map(read, files))
     tensors = [(name, tensor) for header in headers for name, tensor in header.tensors.items()]
-    sizes = ((name, str(tensor.dtype), *tensor.data_offsets) for name, tensor in tensors)
-    return sum(tensor_bytes(*size, itemsize, config) for size in sizes)
+    return sum(tensor_bytes(name, t.dtype, t.data_offsets, itemsize, config) for name, t in tensors)

@@ -92,7 +92,8 @@ def tables(numbers: Numbers) -> list[Table]:
 
 SECTION = Section(
     "dispersion",
-    "Update sizes r_i by expert and layer, who has the largest, D, also without each expert, and where it stands among the paper's bases.",
+    "Update sizes r_i by expert and layer, who has the largest, D with and without each expert, and where "
+    "it stands among the paper's bases.",
     numbers,
     tables,
 )
