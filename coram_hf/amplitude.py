@@ -265,6 +265,6 @@ def _warnings(relative: Mapping[str, float], D: float, strength: Strength) -> li
     if D >= strength.threshold and strength.balance is None and strength.factors is None:
         warnings.append(
             f"dispersion D = {D:.2f} is at or above the threshold {strength.threshold:g}: "
-            'the experts are uneven; balance="damp" (--balance damp) is recommended'
+            'the experts are uneven; balance="root" (--balance root) is recommended'
         )
     return warnings

@@ -18,7 +18,7 @@ from coram_hf.amplitude import relative_size
 from coram_hf.calibration import Lessons, PromptSources, calibrate
 from coram_hf.config import CalibrationConfig, CoramConfig, check_names, check_number
 from coram_hf.errors import CoramError
-from coram_hf.execution.progress import Progress, shows_bars
+from coram_hf.execution.progress import Progress
 from coram_hf.execution.tasks import in_threads, thread_count
 from coram_hf.execution.telling import Teller
 from coram_hf.hub import PUBLISHED, PUSH_OPTIONS, publish_report, push_folder
@@ -129,12 +129,7 @@ class MergeResult(Shown):
             )
         lessons = Lessons(self._inputs, prompts, config)
         found, calibration = calibrate(
-            self.with_lambda(start, progress=progress),
-            self._inputs,
-            lessons,
-            config,
-            self._again,
-            progress and shows_bars(),
+            self.with_lambda(start, progress=progress), self._inputs, lessons, config, self._again, progress
         )
         found.report = found.report.with_calibration(calibration)
         return found

@@ -68,7 +68,7 @@ def test_reports_and_cards_state_the_effective_kappa(scale, tmp_path):
         "| chosen | lambda = kappa * scale, rounded to a multiple of 0.1, with kappa by the rule" in by_rule
     )
     assert "| kappa, not used | 1.15 |" in by_hand
-    assert "| chosen | lambda was set by hand |" in by_hand
+    assert "| chosen | lambda was given, by hand or after a sweep |" in by_hand
     assert CoramConfig.from_report(report) == config
     result.save_pretrained(tmp_path)
     assert type(report).load(tmp_path).effective_kappa == report.effective_kappa

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from helpers.folders import on_disk
 from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from coram_hf import CoramCallback, CoramConfig, CoramError, CoramMerger
 
@@ -106,3 +107,26 @@ def test_errors_come_before_the_training(start, monkeypatch, options, training, 
 def test_a_model_without_origin_needs_a_base(start):
     with pytest.raises(CoramError, match="its base is unknown"):
         train(start, tiny_llama(), CoramCallback())
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_supervised_fine_tuning_with_trl_ends_in_a_merge(start, adapter):
+    trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'coram-hf[trl]'")
+    rows = Dataset.from_list([{"text": f"{i} + {i} = {2 * i}"} for i in range(8)])
+    arguments = trl.SFTConfig(
+        output_dir=str(start / "run"), max_steps=2, per_device_train_batch_size=2, learning_rate=1e-2,
+        max_length=16, report_to=[], use_cpu=True, bf16=False, disable_tqdm=True, logging_strategy="no",
+        save_strategy="no", gradient_checkpointing=False,
+    )  # fmt: skip
+    config = CoramConfig.from_line("full", lam=1.0)
+    callback = CoramCallback({"other": start / "other"}, config=config, progress=False)
+    trainer = trl.SFTTrainer(
+        loaded(start / "base"), arguments, train_dataset=rows, callbacks=[callback],
+        processing_class=AutoTokenizer.from_pretrained(start / "base"),
+        peft_config=LoraConfig(r=2, target_modules=["q_proj", "up_proj"]) if adapter else None,
+    )  # fmt: skip
+    trainer.train()
+    assert callback.report.expert_kinds["trained"] == ("LORA" if adapter else "full")
+    assert callback.report.relative_updates["trained"] > 0
+    experts = {"other": start / "other", "trained": trainer.model}
+    same(loaded(callback.folder), CoramMerger(start / "base", experts, config, progress=False).merge().model)

@@ -241,8 +241,8 @@ def test_keeping_the_update_changes_nothing_but_memory(line, dtype):
 def test_uneven_experts_get_the_recommendation(caplog):
     base, experts = suite(UNEVEN)
     report = merger(base, experts).merge().report
-    assert any('balance="damp"' in w for w in report.warnings)
-    assert 'balance="damp"' in caplog.text
+    assert any('balance="root"' in w for w in report.warnings)
+    assert 'balance="root"' in caplog.text
     assert not any("balance" in w for w in merger(*suite(EVEN)).inspect().warnings)
 
 

@@ -11,7 +11,6 @@ from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from coram_hf.amplitude import balance_factors
 from coram_hf.calibration.divergence import Taught, divergence, mean_divergence
@@ -23,6 +22,7 @@ from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.calibration.teachers import Lessons, placed
 from coram_hf.config import GROUPS, CalibrationConfig, CoramConfig, Factors, Granularity
 from coram_hf.errors import CoramError
+from coram_hf.execution.progress import Progress
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.report.calibration import Calibration
 
@@ -132,12 +132,13 @@ def _search(
 ) -> Candidate[AnyMerge]:
     """Search lambda on all answers: a single number hardly overfits."""
     placed(merge.model, inputs)
-    with tqdm(total=evaluations, desc="calibrate: lambda", disable=not progress) as bar:
+    with Progress("calibrate: lambda", evaluations, progress, unit="merges") as bar:
 
         def loss(lam: float) -> float:
             merge.rescale_(lam)
-            bar.update()
-            return mean_divergence(divergence(merge.model, taught))
+            loss = mean_divergence(divergence(merge.model, taught))
+            bar.add()
+            return loss
 
         curve = search_lambda(loss, start, reach, evaluations)
     if not math.isfinite(min(curve.values())):
@@ -168,8 +169,8 @@ def _fits(
     with Surrogate(merge.model, inputs, plain, progress) as surrogate:
 
         def fitted(how: str, columns: Callable[[Tensor], Tensor], start: Tensor) -> Fitted:
-            with tqdm(total=STEPS[how], desc="calibrate: factors", disable=not progress) as bar:
-                return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.update)
+            with Progress("calibrate: factors", STEPS[how], progress, unit="steps") as bar:
+                return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.add)
 
         logs = [torch.tensor(start, dtype=torch.float64).log() for start in starts]
         losses = [surrogate.loss(per_expert(log_c), fitted_to) for log_c in logs]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
@@ -22,6 +21,7 @@ from coram_hf.calibration.neutral import SENTENCES
 from coram_hf.calibration.prompts import Prompt, Prompts, PromptSources, read_prompts
 from coram_hf.config import CalibrationConfig
 from coram_hf.errors import CoramError
+from coram_hf.execution.progress import Progress
 from coram_hf.inputs.companions import find_tokenizer
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.text import batches, context_length, padded, text_tokens
@@ -46,11 +46,12 @@ class Lessons:
 
     def teach(self, progress: bool) -> dict[str, list[Passage]]:
         """The answers of every teacher, one model in memory at a time."""
-        taught = {}
-        for name, rows in tqdm(self._tokens.items(), desc="calibrate: answers", disable=not progress):
-            model = self._model(name)
-            answers = greedy(model, self.tokenizer, rows, self._config)
-            taught[name] = passages(model, list(zip(rows, answers, strict=True)))
+        taught, total = {}, sum(map(len, self._tokens.values()))
+        with Progress("calibrate: answers", total, progress, unit="answers") as bar:
+            for name, rows in self._tokens.items():
+                model = self._model(name)
+                answers = greedy(model, self.tokenizer, rows, self._config, bar.add)
+                taught[name] = passages(model, list(zip(rows, answers, strict=True)))
         return taught
 
     def neutral(self) -> list[Passage]:
@@ -122,6 +123,7 @@ def greedy(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     config: CalibrationConfig,
+    done: Callable[[int], object] = lambda answers: None,
 ) -> list[list[int]]:
     """The most likely token, one after the other, up to and including the end of the answer.
 
@@ -147,6 +149,7 @@ def greedy(
         )
         for i, row in zip(batch, said[:, tokens.shape[1] :].tolist(), strict=True):
             answers[i] = _until_end(row, ends, line)
+        done(len(batch))
     model.generation_config = own
     return [answers[i] for i in range(len(prompts))]
 

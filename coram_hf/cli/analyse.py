@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from coram_hf.cli.summary import conclude_markdown
+
 
 def analyse(
     sweeps: Annotated[
@@ -32,6 +34,4 @@ def analyse(
     from coram_hf.evaluation.analyse import analyse as run
 
     found = run(sweeps, thresholds=threshold or THRESHOLDS, lines=line or PREFERRED, output=output)
-    print(html.unescape(str(found)))
-    if output is not None:
-        print(f"written to {output}")
+    conclude_markdown(html.unescape(str(found)), found.to_dict(), output)

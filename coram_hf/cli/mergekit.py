@@ -120,31 +120,63 @@ def _models(
 
 
 def _slices(content: Mapping[str, Any], shared: Mapping[str, Any]) -> tuple[list[Model], dict[str, Any], int]:
-    """The models of a single slice with all their layers; anything else builds another architecture."""
+    """The models of slices that together repeat all their layers; others build another architecture."""
     require(content, "slices", list)
-    if len(content["slices"]) != 1:
+    layers = 0
+    parts: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+    for part in content["slices"]:
+        if not isinstance(part, Mapping) or not isinstance(part.get("sources"), list) or not part["sources"]:
+            raise CoramError(f"slices: each must have sources, found {part!r}")
+        if part.get("base_model", content.get("base_model")) != content.get("base_model"):
+            raise CoramError("slices: base_model differs from that of the recipe; name one base_model")
+        listed = [source if isinstance(source, Mapping) else {} for source in part["sources"]]
+        layers = _continued(layers, [source.get("layer_range") for source in listed])
+        plain = [{k: v for k, v in source.items() if k != "layer_range"} for source in listed]
+        parts.append((plain, _parameters(part.get("parameters"), "slices: parameters")))
+    if not parts:
+        raise CoramError("slices lists nothing; add a slice with all layers of every model")
+    sources, over = parts[0]
+    if any(part != parts[0] for part in parts):
         raise CoramError(
-            f"slices: found {len(content['slices'])}, which stack or cut layers into another architecture; "
-            "only one slice with all layers of every model is supported"
+            "slices: models or parameters differ from slice to slice, which is not supported; list models, "
+            "and use gradients or filters such as layers.3. for parameters that differ by layer"
         )
-    whole = content["slices"][0]
-    if not isinstance(whole, Mapping) or not isinstance(whole.get("sources"), list):
-        raise CoramError(f"slices: each must have sources, found {whole!r}")
-    if whole.get("base_model", content.get("base_model")) != content.get("base_model"):
-        raise CoramError("slices: base_model differs from that of the recipe; name one base_model")
-    ranges = [
-        source.get("layer_range") if isinstance(source, Mapping) else None for source in whole["sources"]
-    ]
-    first = ranges[0] if ranges else None
-    if not isinstance(first, list) or len(first) != 2 or first[0] != 0 or any(r != first for r in ranges):
-        raise CoramError(
-            f"slices: layer_range must be [0, number of layers] for every model, found {ranges}; other "
-            "ranges build another architecture, which is not supported"
-        )
-    over = _parameters(whole.get("parameters"), "slices: parameters")
     shared = {**shared, **{key: with_fallback(value, shared.get(key)) for key, value in over.items()}}
-    plain = [{k: v for k, v in source.items() if k != "layer_range"} for source in whole["sources"]]
-    return [_model(source) for source in plain], shared, int(first[1])
+    models = [_model(source) for source in sources]
+    if len(parts) > 1 and any(map(_is_gradient, [*shared.values(), *_values(models)])):
+        raise CoramError(
+            "slices: a gradient starts again in every slice, which is not supported; merge one slice with "
+            "all layers"
+        )
+    return models, shared, layers
+
+
+def _continued(layers: int, ranges: Sequence[Any]) -> int:
+    """The number of layers after one more slice; raises unless it continues where the last one ended."""
+    first = ranges[0]
+    pair = isinstance(first, list) and len(first) == 2 and all(isinstance(end, int) for end in first)
+    if not pair or first[0] != layers or first[1] <= layers or any(other != first for other in ranges):
+        raise CoramError(
+            f"slices: layer_range must be [{layers}, end] for every model of this slice, found {ranges}; "
+            "slices that do not repeat all layers in order stack or cut them into another architecture, "
+            "which is not supported"
+        )
+    return int(first[1])
+
+
+def _values(models: Sequence[Model]) -> list[Any]:
+    return [value for model in models for value in model.parameters.values()]
+
+
+def _is_gradient(setting: Any) -> bool:
+    """Whether a parameter, or one of its filters, is a list of numbers over the layers."""
+    if isinstance(setting, Mapping):
+        return _is_gradient(setting.get("value"))
+    if not isinstance(setting, list | tuple):
+        return False
+    return (
+        any(map(_is_gradient, setting)) if any(isinstance(s, Mapping) for s in setting) else len(setting) > 1
+    )
 
 
 def _model(entry: Any) -> Model:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.options import text_options
+from coram_hf.inputs.options import is_template_text, text_options
 
 TEMPLATES = "mergekit._data.chat_templates"
 """Where an installed mergekit keeps the chat templates that recipes name."""
@@ -52,15 +52,13 @@ def _tokenizer(content: Mapping[str, Any], base: str, experts: Mapping[str, str]
 
 
 def _chat_template(given: Any) -> dict[str, Any]:
-    """`auto`, the name of a template of mergekit's, or, as in our own recipes, base, an expert or a file."""
+    """`auto`, a template or the name of one of mergekit's, or, as in our recipes, an expert or a file."""
     if given is None:
         return {}
     if not isinstance(given, str):
         raise CoramError(f"chat_template must be text, found {given!r}")
-    if "{" in given:
-        raise CoramError(
-            "chat_template: a template inside the recipe is not supported; save it to a file and name that"
-        )
+    if is_template_text(given):
+        return _offered("chat_template", given, "chat_template")
     return _offered("chat_template", _template_file(given) or given, "chat_template")
 
 

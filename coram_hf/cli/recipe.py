@@ -79,19 +79,23 @@ class Recipe:
     def check_output(self, folder: Path, *, overwrite: bool, disk: bool = True) -> None:
         """Raise if it is clear before any model is opened that the merge cannot be written.
 
-        `disk`: also if the disk is too small for a merge with a local base. What an interrupted merge has
-        left is checked when it is resumed.
+        `disk`: also if the disk is too small, as far as the base's size is known without downloading it. What
+        an interrupted merge has left is checked when it is resumed.
         """
         from coram_hf.execution.workspace import Workspace, check_target
         from coram_hf.inputs.files import stored_bytes
+        from coram_hf.inputs.hub_size import hub_bytes
         from coram_hf.inputs.options import output_dtype
 
         target = Path(os.path.abspath(folder.expanduser()))
         dtype, base = output_dtype(self.options.get("dtype")), Path(self.base).expanduser()
-        known = disk and base.is_dir()
-        needed = int(ALMOST * stored_bytes(base, None if dtype is None else dtype.itemsize)) if known else 0
-        if not Workspace(target).folder.exists():
-            check_target(target, overwrite, needed, [base] if base.is_dir() else [])
+        if Workspace(target).folder.exists():
+            return
+        check_target(target, overwrite, 0, [base] if base.is_dir() else [])
+        if disk and not base.is_file():
+            size = None if dtype is None else dtype.itemsize
+            known = stored_bytes(base, size) if base.is_dir() else hub_bytes(parse_source(self.base), size)
+            check_target(target, overwrite, int(ALMOST * known), [])
 
     def _calibrate(self) -> Calibrate | None:
         """The prompts and options of the calibration, if there is one."""

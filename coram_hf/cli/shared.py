@@ -64,6 +64,7 @@ def _typer_option(option: Declared) -> tuple[Any, Any]:
 TEXT_KINDS: dict[str, Any] = {
     "weights": str,
     "factors": str,
+    "residual_parameters": str,
     "target_modules": list[str],
     "keep": list[str],
     "bases": list[str],

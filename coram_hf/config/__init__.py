@@ -14,6 +14,7 @@ from coram_hf.config.coram import (
 from coram_hf.config.declared import Declared, PythonOnly, Range, check_names, check_number, declared
 from coram_hf.config.factors import GROUPS, Factors, factors_in, read_factors, write_factors
 from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, Residual, Spread
+from coram_hf.config.residual import write_residual_parameters
 from coram_hf.config.settings import Place, Setting, Varies, with_fallback
 from coram_hf.config.weights import (
     Weighing,
@@ -60,4 +61,5 @@ __all__ = [
     "weigh",
     "with_fallback",
     "write_factors",
+    "write_residual_parameters",
 ]

@@ -21,6 +21,7 @@ from coram_hf.config.line import (
     read_line,
     write_line,
 )
+from coram_hf.config.residual import check_pathway, check_residual_parameters
 from coram_hf.config.saved import Saved
 from coram_hf.config.settings import Place
 from coram_hf.config.weights import Weighing, Weights, normalized_weights, weigh
@@ -73,6 +74,12 @@ Keep = Annotated[
 ]
 
 
+ResidualParameters = Annotated[
+    dict[str, Any] | None,
+    Checked(check_residual_parameters),
+    "Parameters of the residual pathway: scale; density and trim (tensor or global) of ties; rank of tsvm. "
+    "On the command line as density=0.3,trim=global.",
+]
 AmplitudeOption = Annotated[
     float | None,
     Range("(0, inf)"),
@@ -141,6 +148,7 @@ class CoramConfig(Options, Saved):
     residual: Annotated[
         Residual | None, "Merge of the non-target parameters; by default they stay at the base."
     ] = None
+    residual_parameters: ResidualParameters = None
     decorrelate: Annotated[
         Decorrelate | None,
         "Change the experts' updates first so that they use different directions: tsv by their singular "
@@ -174,6 +182,7 @@ class CoramConfig(Options, Saved):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_pathway(self.residual, self.residual_parameters)
         if self.factors is not None and self.balance is not None:
             raise CoramError(
                 f"factors and balance={self.balance!r} are mutually exclusive; factors replace the balance"
@@ -221,7 +230,9 @@ class CoramConfig(Options, Saved):
     @property
     def residual_lines(self) -> tuple[str, ...]:
         """This line with each of the residual pathways."""
-        return tuple(replace(self, residual=residual).line for residual in get_args(Residual))
+        return tuple(
+            replace(self, residual=residual, residual_parameters=None).line for residual in get_args(Residual)
+        )
 
     @property
     def shared(self) -> Shared:

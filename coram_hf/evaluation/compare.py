@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Unpack
 
-from coram_hf.baselines import METHODS, PAPER_PRESETS
+from coram_hf.baselines import MERGEBENCH_PRESETS, METHODS, PAPER_PRESETS
 from coram_hf.config import CoramConfig
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
 from coram_hf.evaluation.intervals import DRAWS, difference
@@ -30,7 +30,12 @@ from coram_hf.outputs.files import check_output_folder, output_folder, write_who
 from coram_hf.report.tables import markdown as table
 
 JSON, TABLE, OUTCOMES = "compare.json", "compare.md", "outcomes.json"
-RIVALS = (*PAPER_PRESETS, *(name for name in usual_names() if not METHODS[name].presets))
+RIVALS = (
+    *MERGEBENCH_PRESETS,
+    *(name for name, preset in PAPER_PRESETS.items() if not METHODS[preset.method].mergebench),
+    *(name for name in usual_names() if not METHODS[name].presets and not METHODS[name].mergebench),
+)
+"""The default baselines, with MergeBench's coefficients where it has some, as in the paper's tables."""
 NONE = "-"
 
 

@@ -48,10 +48,10 @@ def evaluate_folder(
         raise CoramError(f"{folder} is not a model folder: it has no config.json")
     scorers = open_tasks(tasks, limit)
     place = compute_device(device)
-    tokenizer = _load_tokenizer(folder, trust_remote_code)
+    tokenizer = load_tokenizer(folder, trust_remote_code)
     readers = Readers(tokenizer, lambda: load_processor(folder, trust_remote_code))
     readers.check(scorers)
-    model = _load_model(folder, trust_remote_code)
+    model = load_model(folder, trust_remote_code)
     if place is not None:
         model.to(place)  # type: ignore[arg-type]
     results = [result for scorer in scorers for result in scorer(model, readers.of(scorer))]
@@ -65,7 +65,7 @@ def evaluate_folder(
     return results
 
 
-def _load_model(folder: Path, trust_remote_code: bool) -> PreTrainedModel:
+def load_model(folder: Path, trust_remote_code: bool) -> PreTrainedModel:
     """A model that generates text, from images too if its config says so."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -79,7 +79,8 @@ def _load_model(folder: Path, trust_remote_code: bool) -> PreTrainedModel:
         raise CoramError(f"{folder} does not load as a causal language model: {reason(error)}") from error
 
 
-def _load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder."""
     try:
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code

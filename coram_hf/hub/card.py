@@ -36,7 +36,7 @@ CHOICE = {
     "amplitude": "lambda = a * c_RMS, with a given amplitude a",
     "neutral": "lambda = kappa * scale, with the scale at which the merge changes neutral text as much as a "
     "typical expert does; nothing was evaluated",
-    "given": "lambda was set by hand",
+    "given": "lambda was given, by hand or after a sweep",
     "calibrated": "lambda, and factors if any, were found from a few unlabelled prompts",
 }
 COUNTS = {
@@ -163,10 +163,10 @@ def _intro(report: MergeReport) -> str:
     experts, whose = (f"{report.n_experts} experts", "their") if several else ("one expert", "its")
     what = f"{_adapter_type(report).capitalize()} adapter" if report.adapter else kind
     data = "calibrated on unlabelled prompts, " if report.calibration else ""
+    unseen = "" if report.lam_source == "given" else " and without evaluation data"
     return (
         f"{what} with {experts} ({names}) merged into {whose} base "
-        f"({source_text(report.sources.get('', {}))}) by {how} with coram_hf, {data}without training "
-        "and without evaluation data."
+        f"({source_text(report.sources.get('', {}))}) by {how} with coram_hf, {data}without training{unseen}."
     )
 
 

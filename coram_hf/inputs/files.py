@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,24 @@ def stored_bytes(folder: Path, itemsize: int | None = None) -> int:
     """
     files = [path for path in folder.glob("*.safetensors") if _exists(path)]
     config = read_json(folder / "config.json") if _exists(folder / "config.json") else {}
-    total = 0
-    for path in files:
-        for key, entry in _header(path).items():
-            if key == "__metadata__" or (key == "lm_head.weight" and config.get("tie_word_embeddings")):
-                continue
-            begin, end = entry["data_offsets"]
-            width = FLOATS.get(entry["dtype"])
-            total += (end - begin) * itemsize // width if itemsize and width else end - begin
-    return total
+    sizes: list[int] = [
+        tensor_bytes(key, entry["dtype"], entry["data_offsets"], itemsize, config)
+        for path in files
+        for key, entry in _header(path).items()
+        if key != "__metadata__"
+    ]
+    return sum(sizes)
+
+
+def tensor_bytes(
+    name: str, dtype: str, offsets: Sequence[int], itemsize: int | None, config: Mapping[str, Any]
+) -> int:
+    """The bytes of a tensor between two offsets of its file, with floats of `itemsize` bytes."""
+    if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+        return 0
+    begin, end = offsets
+    width = FLOATS.get(dtype)
+    return (end - begin) * itemsize // width if itemsize and width else end - begin
 
 
 def _header(path: Path) -> dict[str, Any]:

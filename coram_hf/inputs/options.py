@@ -63,7 +63,7 @@ class MergeOptions(PlacementOptions, total=False):
     chat_template: Annotated[
         Folder,
         "The result's chat template: auto (default) takes the experts' if those that have one agree; base; "
-        "an expert; or a file.",
+        "an expert; a file; or the text of a Jinja template.",
     ]
     generation_config: Annotated[
         Folder,
@@ -113,6 +113,11 @@ def merge_options() -> dict[str, Declared]:
 def text_options() -> dict[str, Declared]:
     """The options that recipes and the command line offer as well."""
     return {name: option for name, option in merge_options().items() if not option.python_only}
+
+
+def is_template_text(given: object) -> bool:
+    """Whether the option chat_template is the text of a template and not a name or a file."""
+    return isinstance(given, str) and ("{{" in given or "{%" in given)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from coram_hf.inputs.agreement import AUTO, BASE, Choice, choose
 from coram_hf.inputs.chat import Template, find_template, read_template, tokens_in
 from coram_hf.inputs.companions import left_out
 from coram_hf.inputs.generation import Generation, choose_generation
-from coram_hf.inputs.options import MergeOptions
+from coram_hf.inputs.options import MergeOptions, is_template_text
 from coram_hf.inputs.sentence_modules import MODULE_FILES, choose_modules, read_modules
 from coram_hf.inputs.tokenizers import ChosenTokenizer, Tokenizers
 from coram_hf.inputs.vocabulary import Vocabulary
@@ -60,8 +60,10 @@ def choose_surroundings(
         if name in found.brought or weights.folder is not None
     }
     asked = options.get("chat_template") or AUTO
-    template: Choice[Template] = choose(
-        "chat_template", asked, own, {name: theirs.get(name) for name in experts}, read_template
+    template: Choice[Template] = (
+        Choice(str(asked), None, "as given")
+        if is_template_text(asked)
+        else choose("chat_template", asked, own, {name: theirs.get(name) for name in experts}, read_template)
     )
     warnings = [*chosen.warnings, *([template.warning] if template.warning else [])]
     known = {} if merged is None else merged.get_vocab()
@@ -110,6 +112,7 @@ def told_choices(options: MergeOptions, experts: Mapping[str, Weights]) -> dict[
         asked = options.get(key)
         if isinstance(asked, str | Path) and asked != AUTO:
             known = str(asked) in (BASE, *experts)
+            known = known or is_template_text(asked)
             told[key] = str(asked) if known else f"path/to/{Path(asked).name}"
     return told
 

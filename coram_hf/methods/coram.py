@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from coram_hf.amplitude import Strength
-from coram_hf.config import CoramConfig, Declared, check_names, options_of, write_factors
+from coram_hf.config import (
+    CoramConfig,
+    Declared,
+    check_names,
+    options_of,
+    write_factors,
+    write_residual_parameters,
+)
 from coram_hf.errors import CoramError
 from coram_hf.geometry import merge_rows
 from coram_hf.inputs.inputs import Inputs, Parameter
@@ -17,7 +24,7 @@ from coram_hf.methods.decorrelated import decorrelated_blocks, memory_of
 from coram_hf.methods.entry import Choice, MergekitBase
 from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.protocol import Block, How, Work
-from coram_hf.methods.residual import BY_ROWS, merge_residual
+from coram_hf.methods.residual import BY_ROWS, merge_residual, prepare_residual
 from coram_hf.methods.updates import Updates
 
 STATED_BY_LINE = ("branch", "conflict", "spread", "residual", "decorrelate", "slice_height")
@@ -50,12 +57,24 @@ class Coram:
         given = whole.expert_factors(n_experts)
         balance = tuple(factors)
 
+        def maker(name: str) -> Callable[..., Updates]:
+            own = balance if given is None else inputs.factors(given, name)
+            weighing = whole.weighing(n_experts, inputs.place(name))
+            return partial(Updates.weighed, weighing=weighing, factors=own)
+
+        def outside() -> Iterator[Updates]:
+            for name in inputs.outside:
+                parameter = inputs.parameter(name)
+                yield maker(name)(parameter.base, parameter.experts, name=name)
+
+        prepared = prepare_residual(outside, whole.residual_parameters) if inputs.outside else None
+
         def work(parameter: Parameter) -> Iterator[Block]:
             place = inputs.place(parameter.name)
             config, weighing = whole.at(place, n_experts), whole.weighing(n_experts, place)
             own = balance if given is None else inputs.factors(given, parameter.name)
             factors = weighing.signed(own)
-            make = partial(Updates.weighed, weighing=weighing, factors=own)
+            make = maker(parameter.name)
             if not any(weighing.signs):
                 counted = parameter.target is not None
                 yield from euclidean_blocks(parameter, make, weighted_mean, by_rows=True, counted=counted)
@@ -68,7 +87,8 @@ class Coram:
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:
-                merge = partial(merge_residual, residual=residual)
+                merge = partial(merge_residual, residual=residual, parameters=whole.residual_parameters)
+                make = partial(make, prepared=prepared)
                 yield from euclidean_blocks(parameter, make, merge, residual in BY_ROWS, counted=False)
 
         return work
@@ -163,6 +183,8 @@ def _written(key: str, value: Any) -> str:
     """The value of an option as the command line reads it."""
     if key == "weights":
         return ", ".join(map(yaml_text, value))
+    if key == "residual_parameters":
+        return write_residual_parameters(value)
     return write_factors(value) if isinstance(value, list | tuple) else str(value)
 
 

@@ -22,7 +22,7 @@ def verdict(dispersion: Mapping[str, Any]) -> str:
         )
     ratio = f"the largest update is {D:.3g} times the smallest"
     if D >= dispersion["threshold"]:
-        return f"Uneven: {ratio}; merge with --balance damp, so that it does not drown out the others."
+        return f"Uneven: {ratio}; merge with --balance root, so that it does not drown out the others."
     strength = "with a lambda that is measured while merging" if lam is None else f"with lambda {lam:.4g}"
     low, high = UNEXPLORED_DISPERSION
     if low < D < high:

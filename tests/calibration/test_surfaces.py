@@ -126,3 +126,15 @@ def test_bad_calibrations_are_one_line_and_exit_2(suite, arguments, message):
 def test_the_merger_refuses_before_it_merges(suite):
     with pytest.raises(CoramError, match="no prompts for expert 'code'"):
         CoramMerger(*sources(suite), calibrate={"math": ["1"]}, progress=False)
+
+
+def test_in_a_pipe_a_calibration_says_a_line_now_and_then(suite, monkeypatch, capsys):
+    monkeypatch.setattr("coram_hf.execution.progress.INTERVAL", 0.0)
+    made = CoramMerger(
+        *sources(suite), CoramConfig.from_line("DEC(full)"), calibrate=PROMPTS, calibration=OPTIONS
+    )
+    made.merge(keep_update=False)
+    said = capsys.readouterr().err.splitlines()
+    assert "calibrate: answers: 100%, 8 of 8 answers, 0 min left" in said
+    assert [line for line in said if line.startswith("calibrate: lambda: ") and "of 6 merges" in line]
+    assert [line for line in said if line.startswith("calibrate: factors: ") and "of 18 steps" in line]

@@ -17,17 +17,23 @@ from coram_hf.inputs.options import text_options
 
 REFUSED = {
     "passthrough": "merge_method 'passthrough' is not supported: it stacks layers",
-    "stacked-slices": "slices: found 2, which stack or cut layers",
+    "stacked-slices": "slices: layer_range must be [2, end]",
     "fewer-layers": "layer_range ends at 2, but the models have 3",
     "moe": "a mixture of experts is not supported",
     "modules": "modules merges parts of a model in different ways",
     "multislerp": "merge_method 'multislerp' is not supported: use karcher",
 }
+SLICES = (
+    "merge_method: linear\nslices:\n"
+    "- sources: [{{model: math, layer_range: [0, 1], parameters: {{{}}}}}]\n"
+    "- sources: [{{model: math, layer_range: [1, 3], parameters: {{{}}}}}]\n"
+)
 OURS = ("coram",)
 OF_TOKENIZERS = {
     "tokenizer-union": "chat_template",
     "tokenizer-of-a-model": "tokenizer",
     "chatml": "chat_template",
+    "template-text": "chat_template",
 }
 """Recipes that need an option of the merge which not every version offers as text."""
 
@@ -125,7 +131,8 @@ def read(tmp_path, text):
          "pad_to_multiple_of is not supported"),
         ("merge_method: linear\nmodels: [math]\ntokenizer_source: other\n", "is not a model of this merge"),
         ("merge_method: linear\nmodels: [math]\ntokenizer_source: base\ntokenizer: {}\n", "are mutually"),
-        ("merge_method: linear\nmodels: [math]\nchat_template: '{{ messages }}'\n", "save it to a file"),
+        (SLICES.format("weight: 1", "weight: 2"), "models or parameters differ from slice to slice"),
+        (SLICES.format("weight: [0, 1]", "weight: [0, 1]"), "a gradient starts again in every slice"),
         ("merge_method: ties\nmodels: [math]\nbase_model: base+lora\n", "has an adapter; merge it"),
         ("merge_method: linear\nmodels: [{parameters: {}}]\n", "each must have a key 'model'"),
         ("merge_method: linear\nmodels: [math]\nname: a\n---\nmerge_method: linear\nmodels: [b]\nname: a\n"
@@ -232,3 +239,13 @@ def test_an_adapter_on_another_model(here):
     assert merger.merge().report.expert_kinds == {"both": "full+LORA"}
     with pytest.raises(CoramError, match="'code' is not an adapter"):
         open_merger("base", {"both": "math+code"}, "linear", progress=False)
+
+
+def test_a_template_in_the_recipe_becomes_that_of_the_merge(here, tmp_path):
+    run = coram_hf("merge", "--config", RECIPES / "template-text.yml", "-o", tmp_path / "out")
+    assert run.returncode == 0, run.stderr
+    (given,) = documents(RECIPES / "template-text.yml")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == given["chat_template"]
+    again = coram_hf("merge", "--config", tmp_path / "out" / "coram_recipe.yaml", "-o", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again" / "chat_template.jinja").read_text() == given["chat_template"]

@@ -11,7 +11,7 @@ import torch
 from helpers.adapters import adapted
 from helpers.command import coram_hf as run_command
 from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, hf_hub_download, snapshot_download
 from peft import AutoPeftModelForCausalLM, LoraConfig, OFTConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +20,8 @@ from coram_hf.baselines import merge_oft
 from coram_hf.evaluation.tasks import open_tasks
 from coram_hf.hub import push_folder
 from coram_hf.hub.upload import Size
+from coram_hf.inputs.hub_size import hub_bytes
+from coram_hf.inputs.locate import parse_source
 
 
 def logits(model):
@@ -202,6 +204,30 @@ def merge_from_the_hub(folder):
         logits(AutoModelForCausalLM.from_pretrained("me/direct")), logits(expected.model.eval())
     )
     return url
+
+
+def size_before_download(folder):
+    """The size of a base on the Hub is known from its headers, and from the cache once it is there."""
+    base = tiny_llama(num_hidden_layers=3)
+    base.save_pretrained(folder / "sized" / "inner", max_shard_size="30KB")
+    api = HfApi()
+    api.create_repo("me/sized")
+    api.upload_folder(repo_id="me/sized", folder_path=folder / "sized")
+    stored = sum(tensor.numel() for tensor in base.state_dict().values())
+    source = parse_source("me/sized:inner")
+    assert [hub_bytes(source, size) for size in (None, 2)] == [4 * stored, 2 * stored]
+    assert hub_bytes(parse_source("me/nowhere")) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 3 * stored}))
+        merge = ["merge", "me/sized:inner", "me/nowhere", "-o", folder / "unsized"]
+        full = run_command(*merge).stderr
+        assert not list((folder / "home").rglob("models--me--sized/**/*.safetensors"))
+        half = run_command(*merge, "--dtype", "bfloat16").stderr
+    snapshot_download("me/sized")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HfApi, "list_repo_files", None)
+        assert hub_bytes(source) == 4 * stored
+    return [full, half]
 
 
 def adapters(folder):

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -214,4 +215,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(404, b"", X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
         content = found["files"][path]
         etag = f'"{hashlib.sha256(content).hexdigest()}"'
-        return self.answer(200, content, Accept_Ranges="bytes", X_Repo_Commit=commit, ETag=etag)
+        headers = {"Accept_Ranges": "bytes", "X_Repo_Commit": commit, "ETag": etag}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted:
+            first, last = int(wanted[1]), min(int(wanted[2]), len(content) - 1)
+            headers["Content_Range"] = f"bytes {first}-{last}/{len(content)}"
+            return self.answer(206, content[first : last + 1], **headers)
+        return self.answer(200, content, **headers)

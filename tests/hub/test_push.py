@@ -79,6 +79,13 @@ def test_local_paths_in_the_recipe_are_not_published(client):
     )
 
 
+def test_a_full_disk_is_found_before_the_base_is_downloaded(client):
+    full, half = client("size_before_download")
+    assert "unsized needs" in full
+    assert "are free in" in full
+    assert "me/nowhere" in half
+
+
 def test_push_and_load_back(client):
     hub = client.hub
     assert client("first_push").startswith(f"{hub.address}/me/merged/commit/")

@@ -24,7 +24,7 @@ def numbers(sizes, lam=1.6, threshold=7.5):
         (numbers({"a": 0.02}), ["Ready to merge with lambda 1.6: one expert"]),
         (numbers({"a": 0.02, "b": 0.03}, lam=None), ["a lambda that is measured while merging"]),
         (numbers({"a": 0.02, "b": 0.1}), ["Ready to merge", "5 times", "coram-hf sweep"]),
-        (numbers({"a": 0.02, "b": 0.2}), ["Uneven: the largest update is 10 times", "--balance damp"]),
+        (numbers({"a": 0.02, "b": 0.2}), ["Uneven: the largest update is 10 times", "--balance root"]),
         (numbers({"a": 0.02, "b": 0.0}), ["Not ready: expert b equals the base"]),
         (numbers({"a": 0.9, "b": 1.2}), ["Not ready: experts a, b differ", "--bases"]),
     ],
