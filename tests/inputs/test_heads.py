@@ -11,6 +11,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     BertConfig,
@@ -253,14 +254,21 @@ def test_image_classifiers_whose_names_on_disk_differ(tmp_path, saved):
         assert not torch.equal(logits[0], expert(pixel_values=pixels).logits)
 
 
-@pytest.mark.parametrize("task", [TaskType.SEQ_CLS, TaskType.TOKEN_CLS])
+AUTO = {
+    TaskType.SEQ_CLS: (AutoModelForSequenceClassification, "classifier"),
+    TaskType.TOKEN_CLS: (AutoModelForTokenClassification, "classifier"),
+    TaskType.QUESTION_ANS: (AutoModelForQuestionAnswering, "qa_outputs"),
+}
+
+
+@pytest.mark.parametrize("task", AUTO)
 @pytest.mark.parametrize("language_head", [False, True])
 def test_adapters_of_classifiers(tmp_path, task, language_head):
     base = bert(BertForMaskedLM if language_head else BertModel)
     base.save_pretrained(tmp_path / "base")
-    auto = AutoModelForSequenceClassification if task == TaskType.SEQ_CLS else AutoModelForTokenClassification
+    auto, head = AUTO[task]
     expected = {}
-    for seed, labels in enumerate((2, 3)):
+    for seed, labels in enumerate((2, 2 if task == TaskType.QUESTION_ANS else 3)):
         whole = auto.from_pretrained(tmp_path / "base", num_labels=labels)
         adapter = get_peft_model(whole, LoraConfig(task_type=task, r=2, target_modules=["query", "value"]))
         generator = torch.Generator().manual_seed(seed)
@@ -274,12 +282,12 @@ def test_adapters_of_classifiers(tmp_path, task, language_head):
     result = merge(tmp_path / "base", experts, "linear", progress=False)
     mean = mean_of(QUERY, base, expected.values())
     torch.testing.assert_close(result.model.base_model.state_dict()[QUERY].double(), mean, atol=1e-6, rtol=0)
-    assert any("'e1'" in w and "classifier" in w and "set aside" in w for w in result.report.warnings)
+    assert any("'e1'" in w and head in w and "set aside" in w for w in result.report.warnings)
     kept = merge(tmp_path / "base", experts, "linear", heads="keep", progress=False)
     kept.save_pretrained(tmp_path / "kept")
     for name, whole in expected.items():
         loaded = auto.from_pretrained(tmp_path / "kept" / "heads" / name)
-        assert torch.equal(loaded.classifier.weight, whole.classifier.weight)
+        assert torch.equal(getattr(loaded, head).weight, getattr(whole, head).weight)
         assert torch.equal(loaded.base_model.state_dict()[QUERY], kept.model.state_dict()[QUERY])
         if not language_head and task == TaskType.SEQ_CLS:
             assert torch.equal(loaded.bert.pooler.dense.weight, kept.model.pooler.dense.weight)

@@ -110,6 +110,11 @@ def test_dispersion_and_threshold(suite):
     assert found["D"] == close(D)
     assert found["unbalanced_D"] == close(max(r) / min(r))
     for i, name in enumerate(SIZES):
+        others = [x for j, x in enumerate(balanced) if j != i]
+        assert found["without"][name] == close(max(others) / min(others))
+    largest = [int(np.argmax([np.linalg.norm(tau) for tau in taus])) for taus in naive.raw.values()]
+    assert found["dominant"] == {name: largest.count(i) for i, name in enumerate(SIZES)}
+    for i, name in enumerate(SIZES):
         for layer in range(2):
             only = f"layers.{layer}."
             expected = naive.norm(i, only) / naive.norm(None, only)
