@@ -66,7 +66,9 @@ def sweep(
 
     recipe, configs, own = read_lines(given, line, slice_height)
     if lam is None and not grid:
-        raise CoramError("name the lambdas to score (--lambda 1:3:0.25), or a grid of variants (--grid all)")
+        raise CoramError(
+            "name the lambdas to score, as in --lambda 1:3:0.25, or a grid of variants, as in --grid all"
+        )
     run: Any = partial(run_ablation, grids=grid) if grid else run_sweep
     try:
         found = run(

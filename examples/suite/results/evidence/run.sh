@@ -3,9 +3,9 @@
 set -e
 E=examples/suite/results/evidence
 A=examples/suite/adapters
-EXPERTS="$A/clock $A/initials $A/order"
-coram-hf sweep $BASE $EXPERTS --suite $E/suite.yaml --lambda 1:3:0.5 --line full --line lr --limit 24 --baseline linear -o $E/even
-coram-hf compare $BASE $EXPERTS --suite $E/suite.yaml --lambda 1,1.5 --line full --line lr --baseline linear --baseline ties --limit 24 -o $E/compare
-coram-hf sweep $BASE $EXPERTS --suite $E/suite.yaml --grid conflict --grid spread --grid residual --grid height --line full --limit 24 --baseline linear -o $E/grid
-coram-hf sweep $BASE $A/clock $A/initials-hard $A/order --suite $E/uneven.yaml --lambda 0.5:2:0.5 --line full --line lr --limit 24 --baseline linear -o $E/uneven
+EVEN="$A/clock $A/initials $A/order --suite $E/suite.yaml --limit 24 -o $E/even"
+coram-hf sweep $BASE $EVEN --lambda 1:3:0.5 --line full --line lr --baseline linear
+coram-hf compare $BASE $EVEN --lambda 1:3:0.5 --line full --line lr --baseline linear --baseline ties
+coram-hf sweep $BASE $A/clock $A/initials-hard $A/order --suite $E/uneven.yaml --limit 24 -o $E/uneven --lambda 0.5:2:0.5 --line full --baseline linear
+coram-hf sweep $BASE $EVEN --grid conflict --grid residual --line full --baseline linear --baseline ties
 coram-hf analyse $E/even $E/uneven examples/paper/grid.json -o $E/analysis
