@@ -69,10 +69,12 @@ class Walk:
         return self.browser.run(f"{script}.map(e => e.innerText)")
 
     def save(self, folder):
+        before = self.text("#saved .note")
         self.browser.write("#folder textarea, #folder input", folder)
         self.browser.click("#save")
-        self.browser.until("document.querySelector('#saved').innerText.trim() !== ''", self.patience)
-        return self.text("#saved")
+        said = "(document.querySelector('#saved .note')?.innerText ?? '')"
+        self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
+        return self.text("#saved .note")
 
     def shot(self, name, scroll=0):
         """A screenshot of the window, if any are wanted."""
