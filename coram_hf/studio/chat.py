@@ -13,6 +13,7 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.text import context_length, text_tokens
 from coram_hf.outputs.memory import expert_model, new_model
+from coram_hf.result import MergeResult
 from coram_hf.studio.session import Session
 
 LONGEST = {True: 160, False: 48}
@@ -55,7 +56,7 @@ class Chat:
                 ("merge", result.model),
             )
         }
-        lam = result.report.lam or 1.0
+        lam = _lam(result)
         turn = Turn(question, expert, lam, said["base"], said["expert"], said["merge"], right)
         self.turns.append(turn)
         return turn
@@ -65,7 +66,7 @@ class Chat:
         if self.turns:
             result, last = self.session.merged(), self.turns.pop()
             last.merge_says = self._answer(result.model, last.question, "merge", template)
-            last.lam = result.report.lam or 1.0
+            last.lam = _lam(result)
             self.turns.append(last)
 
     def clear(self) -> None:
@@ -118,3 +119,8 @@ class Chat:
         messages.append({"role": "user", "content": question})
         text = tokenizer.apply_chat_template(cast(Any, messages), add_generation_prompt=True, tokenize=False)
         return list(tokenizer(str(text), add_special_tokens=False).input_ids)
+
+
+def _lam(result: MergeResult) -> float:
+    """Lambda of a merge, which may be 0; a method without amplification has 1."""
+    return 1.0 if result.report.lam is None else result.report.lam

@@ -7,7 +7,7 @@ from pathlib import Path
 class Walk:
     """Clicks through the tabs of the studio at an address; waits for what must appear."""
 
-    def __init__(self, browser, address, shots=None, patience=60):
+    def __init__(self, browser, address, shots=None, patience=30):
         self.browser, self.address, self.shots, self.patience = browser, address, shots, patience
         browser.look_like(1280, 860)
         browser.open(address)
@@ -28,11 +28,14 @@ class Walk:
     def pick(self, field, source):
         """Click on one of the choices of a field."""
         self.browser.click(f"{field} input")
-        self.browser.click("li[role=option]", source)
+        options = f"[...document.querySelectorAll('{field} li[role=option]')]"
+        option = f"{options}.find(e => e.innerText.replace('✓', '').trim() === '{source}')"
+        self.browser.until(f"!!{option}", self.patience)
+        self.browser.run(f"{option}.dispatchEvent(new MouseEvent('mousedown', {{bubbles: true}}))")
         self.browser.run("document.activeElement.blur()")
         parts = f"[...document.querySelectorAll('{field} input, {field} span')]"
         same = f"(e.value ?? e.innerText).trim() === '{source}'"
-        self.browser.until(f"{parts}.some(e => !e.closest('li') && {same})", 20)
+        self.browser.until(f"{parts}.some(e => !e.closest('li') && {same})", self.patience)
 
     def type(self, field, source):
         """Type something that is not among the choices of a field."""
@@ -66,10 +69,12 @@ class Walk:
         return self.browser.run(f"{script}.map(e => e.innerText)")
 
     def save(self, folder):
+        before = self.text("#saved .note")
         self.browser.write("#folder textarea, #folder input", folder)
         self.browser.click("#save")
-        self.browser.until("document.querySelector('#saved').innerText.trim() !== ''", self.patience)
-        return self.text("#saved")
+        said = "(document.querySelector('#saved .note')?.innerText ?? '')"
+        self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
+        return self.text("#saved .note")
 
     def shot(self, name, scroll=0):
         """A screenshot of the window, if any are wanted."""

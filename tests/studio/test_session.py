@@ -154,6 +154,7 @@ def test_each_model_answers_for_itself(models, merged):
     merged.rescale(0.0)
     chat.again(template=False)
     assert chat.turns[-1].merge_says == turn.base_says
+    assert chat.turns[-1].lam == 0.0
     with pytest.raises(CoramError, match="no chat template"):
         chat.ask("1", "code", template=True)
 
