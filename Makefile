@@ -32,7 +32,7 @@ demo: .venv/demo
 
 suite: setup .venv/demo
 	$(BIN)/python examples/suite/study.py test
-	$(MAKE) tables
+	make tables
 
 # the tables and pictures of the READMEs, from the committed results
 tables: setup
