@@ -90,7 +90,7 @@ CHECKS = {
 }
 
 
-def test_the_notebook_publishes(folder, monkeypatch):
+def test_the_notebook_publishes(tmp_path, monkeypatch):
     """To a Hub on this machine: the folder arrives as a private repository."""
     hub = Hub()
     values = {
@@ -101,7 +101,7 @@ def test_the_notebook_publishes(folder, monkeypatch):
     }
     for variable, value in {**values, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}.items():
         monkeypatch.setenv(variable, value)
-    cells = execute("bigger_than_memory", folder).cells
+    cells = execute("bigger_than_memory", tmp_path).cells
     assert "pushed to" in cells[-1].outputs[0].text
     assert {"README.md", "coram_report.json", "config.json"} <= hub.files("me/merged").keys()
     assert "me/merged" in hub.private
