@@ -39,7 +39,7 @@ screenshots: setup .venv/demo browser
 
 suite: setup .venv/demo
 	$(BIN)/python examples/suite/study.py test
-	$(MAKE) tables
+	make tables
 
 # the tables and pictures of the READMEs, from the committed results
 tables: setup

