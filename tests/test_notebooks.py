@@ -15,7 +15,7 @@ from notebooks.run import NAMES, execute
 FOLDER = ROOT / "examples" / "notebooks"
 REAL = {"merge_your_loras", "why_is_my_merge_bad"}
 """Notebooks on the demo's adapters, whose base is a package of its own."""
-LONG = {"why_is_my_merge_bad"}
+LONG = {"merge_your_loras", "why_is_my_merge_bad"}
 """The notebook that merges, scores and calibrates a real model several times."""
 
 

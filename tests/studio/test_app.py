@@ -57,6 +57,7 @@ def assert_local(browser, address):
     assert [found for found in browser.complaints if found not in warnings] == []
 
 
+@pytest.mark.slow
 def test_inspect_merge_slide_chat_report_save(browser, root, address):
     walk = Walk(browser, address)
     walk.pick("#base", "base")
