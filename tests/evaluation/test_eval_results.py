@@ -211,7 +211,7 @@ def test_names_of_tasks_do_not_inject(folder, tmp_path, name):
     ("arguments", "message"),
     [
         (["NOWHERE", "--tasks", "TASK"], "has no config.json"),
-        (["FOLDER"], "Missing option '--tasks'"),
+        (["FOLDER"], "pass --tasks, or --generate"),
         (["FOLDER", "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
         (["FOLDER", "--tasks", "TASK", "--limit", "0"], "limit must be a positive number"),
         (["FOLDER", "--tasks", "TASK", "--tasks", "TASK"], "two are called 'math'"),
