@@ -265,7 +265,7 @@ class CoramConfig(Options, Saved):
         return {"float64": torch.float64, "float32": torch.float32}[self.compute_dtype]
 
 
-RECOMMENDED = {"decorrelate": "tsv", "balance": "auto", "scale": "neutral", "kappa": 1.15}
+RECOMMENDED = {"decorrelate": "auto", "balance": "auto", "scale": "neutral", "kappa": 1.15}
 """Chosen on the validation questions of examples/suite, whose README has the numbers."""
 
 

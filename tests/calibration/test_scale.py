@@ -98,7 +98,7 @@ def test_files_and_adapters_get_the_same_lambda_and_the_report_repeats_it(tmp_pa
 def test_recommended_is_a_line_whose_fields_can_be_replaced():
     config = CoramConfig.recommended()
     assert CoramConfig.from_line("recommended") == config
-    assert (config.line, config.balance, config.scale) == ("DEC(full)", "auto", "neutral")
+    assert (config.line, config.balance, config.scale) == ("DEC(full,auto)", "auto", "neutral")
     assert CoramConfig.from_line("recommended", scale="c_rms").scale == "c_rms"
     with pytest.raises(CoramError, match="kapa"):
         CoramConfig.recommended(kapa=1.0)
