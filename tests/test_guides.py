@@ -15,7 +15,7 @@ from helpers.paths import ROOT
 
 GUIDES = sorted((ROOT / "examples" / "guides").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "examples").rglob("README.md"), *GUIDES]
-BLOCK = re.compile(r"^(<!-- not run: .+ -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
 def blocks(page):
