@@ -36,6 +36,8 @@ WRITTEN = (
     *("trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"),
 )
 """Settings that every merge writes, and records of training that no library reads."""
+READ = (".json", ".jinja", ".py", ".onnx", ".xml", ".gguf", ".h5", ".msgpack")
+"""Endings of files that libraries read beside safetensors: settings, code, and weights in other formats."""
 
 logger = logging.getLogger("coram_hf")
 
@@ -60,13 +62,14 @@ def companion_folder(model: PreTrainedModel) -> Path | None:
 
 
 def left_out(folder: Path, copied: Sequence[str]) -> list[str]:
-    """Settings beside a checkpoint's weights that a merge neither copies nor rewrites."""
+    """Files beside a checkpoint's weights that libraries read, and a merge neither copies nor rewrites."""
     found = []
+    known = (*TOKENIZER_FILES, *PROCESSOR_FILES, *WRITTEN, *copied)
     for path in sorted(folder.iterdir()):
-        inside = [path] if path.is_file() else list(path.glob("*.json"))
-        names = {file.relative_to(folder).as_posix() for file in inside if file.suffix in (".json", ".jinja")}
-        known = (*TOKENIZER_FILES, *PROCESSOR_FILES, *WRITTEN, *copied)
-        if any(not any(fnmatch(name, pattern) for pattern in known) for name in names):
+        inside = [path] if path.is_file() else list(path.glob("*"))
+        names = {file.relative_to(folder).as_posix() for file in inside if file.suffix in READ}
+        code = {name for name in names if name.endswith(".py") and "/" not in name}
+        if any(not any(fnmatch(name, pattern) for pattern in known) for name in names - code):
             found.append(path.name if path.is_file() else f"{path.name}/")
     return [name for name in found if not name.startswith(".")]
 

@@ -5,6 +5,7 @@ A backbone is what `base_model_prefix` names; everything outside it, and poolers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.tokens import token_axis
 from coram_hf.inputs.weights import Renamed, Weights, backbone_prefix
 
+CLASSIFIES = re.compile("Classification|Detection|Segmentation")
+"""What the classes of transformers are called whose heads have named classes."""
+
 
 class Head(NamedTuple):
     """The head of one expert: the class and config of its model, and its parameters by name."""
@@ -37,13 +41,17 @@ class Head(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Base and experts under the names of the result, the heads to keep, and what the plan says of them."""
+    """Base and experts under the names of the result, the heads to keep, and what the plan says of them.
+
+    labels: names of the merged head's classes, if they are not the base's.
+    """
 
     base: Weights
     experts: dict[str, Weights]
     heads: dict[str, Head]
     said: dict[str, str]
     warnings: list[str]
+    labels: Mapping[int, str] = {}
 
 
 def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> Matched:
@@ -59,7 +67,8 @@ def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) ->
     own = {name: _own_head(base, weights, names[name], aside) for name, weights in experts.items()}
     fresh = _start_from_experts(base, experts, names, aside)
     if not aside and not any(own.values()):
-        return Matched(base, dict(experts), {}, {}, [*_labels(base, experts), *fresh])
+        labels, named, differing = _labels(base, experts)
+        return Matched(base, dict(experts), {}, named, [*differing, *fresh], labels)
     warnings = [
         f"the head of expert {name!r} ({weights.class_name}: {_shown(own[name])}) is set aside: the merge is "
         f'a {base.class_name}; heads="keep" (--heads keep) keeps the head of every expert'
@@ -79,7 +88,10 @@ def match_heads(base: Weights, experts: Mapping[str, Weights], policy: Heads) ->
 def _backbones(base: Weights, experts: Mapping[str, Weights], policy: Heads) -> Matched:
     """Base and experts without their heads, and with `keep` the heads."""
     if placed_as(base.model) is not None:
-        raise CoramError(f'heads="{policy}" needs a base that accelerate has not placed; remove device_map')
+        raise CoramError(
+            f'heads="{policy}" needs a base that accelerate has not placed: load it without device_map, or '
+            "pass its folder or Hub id, and the device_map to the merge"
+        )
     base = base.backbone()
     names = {name: _names(base, weights) for name, weights in experts.items()}
     aside = _set_aside(base, experts, names)
@@ -199,20 +211,28 @@ def _mean(owners: Sequence[tuple[Weights, str]], dtype: torch.dtype) -> Tensor:
     return (total / len(owners)).to(dtype)
 
 
-def _labels(base: Weights, experts: Mapping[str, Weights]) -> list[str]:
-    """A warning if heads are merged whose classes have different names."""
-    if not hasattr(base.model, "classifier") and not hasattr(base.model, "score"):
-        return []
-    named = {name: dict(w.model.config.id2label or {}) for name, w in {"the base": base, **experts}.items()}
-    given = {name: labels for name, labels in named.items() if not _numbered(labels)}
-    groups = grouped(given)
+def _labels(
+    base: Weights, experts: Mapping[str, Weights]
+) -> tuple[Mapping[int, str], dict[str, str], list[str]]:
+    """The class names of experts that agree if the base has none, what the plan says, and warnings."""
+    if not CLASSIFIES.search(base.class_name):
+        return {}, {}, []
+    full = {name: weights for name, weights in experts.items() if weights.transplant is None}
+    every = {"the base": base, **full}
+    given = {name: weights.model.config.id2label or {} for name, weights in every.items()}
+    named = {name: {int(n): str(label) for n, label in own.items()} for name, own in given.items()}
+    groups = grouped({name: labels for name, labels in named.items() if not _numbered(labels)})
+    if len(groups) == 1 and _numbered(named["the base"]):
+        labels, names = groups[0]
+        return labels, {"class names": f"those of {listed(names)}; the base has none"}, []
     if len(groups) < 2:
-        return []
+        return {}, {}, []
     shown = [f"{', '.join(names)}: {list(labels.values())[:4]}" for labels, names in groups]
-    return [
+    warning = (
         f"the class names differ ({' | '.join(shown)}): heads are merged class by class in the order "
         'of their numbers; heads="keep" (--heads keep) keeps them apart'
-    ]
+    )
+    return {}, {}, [warning]
 
 
 def _numbered(labels: Mapping[Any, str]) -> bool:

@@ -122,7 +122,9 @@ def open_inputs(
         targets={},
         outside=(),
         frozen=(),
-        surroundings=replace(surroundings, said={**differing, **matched.said, **surroundings.said}),
+        surroundings=replace(
+            surroundings, labels=matched.labels, said={**differing, **matched.said, **surroundings.said}
+        ),
         heads=matched.heads,
         warnings=(*insisted, *matched.warnings, *differences, *surroundings.warnings, *warnings),
         dtype=dtype,

@@ -27,8 +27,8 @@ class Surroundings:
     tokenizer: of the merged model, with its chat template; None: the base's own. replaces_files: whether its
     files take the place of the base's; tokenizer_folder: where they are, if they can be copied.
     template: the chat template, if `new_template` says that it is not the one of these files.
-    modules: the folder of sentence-transformers whose modules are copied. said: what the plan says about each
-    part.
+    modules: the folder of sentence-transformers whose modules are copied. labels: names of classes, if they
+    are not the base's. said: what the plan says about each part.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -38,6 +38,7 @@ class Surroundings:
     new_template: bool = False
     generation: Generation = field(default_factory=lambda: Generation(None, {}, {}, ()))
     modules: Path | None = None
+    labels: Mapping[int, str] = field(default_factory=dict)
     said: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 

@@ -186,7 +186,10 @@ def write_index(folder: Path, layout: Layout) -> None:
 
 
 def with_format(model: PreTrainedModel, inputs: Inputs) -> PreTrainedModel:
-    """Give the model the result's dtype, vocabulary size and special tokens; buffers keep their dtype."""
+    """Give the model the result's dtype, vocabulary size, special tokens and class names.
+
+    Buffers keep their dtype.
+    """
     if inputs.new_size is not None:
         model.resize_token_embeddings(inputs.new_size, mean_resizing=False)
     if inputs.dtype is not None:
@@ -194,6 +197,9 @@ def with_format(model: PreTrainedModel, inputs: Inputs) -> PreTrainedModel:
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(inputs.dtype)
     inputs.surroundings.generation.apply(model)
+    if labels := inputs.surroundings.labels:
+        model.config.id2label = dict(labels)
+        model.config.label2id = {label: number for number, label in labels.items()}
     return model
 
 

@@ -14,8 +14,11 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    BartConfig,
+    BartForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
@@ -352,6 +355,92 @@ def test_labels_that_differ_are_a_warning(saved):
     experts["b"].config.id2label = {0: "bad", 1: "good"}
     plan = CoramMerger(base, experts, progress=False).inspect()
     assert not any("class names differ" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_class_names_that_experts_agree_on_name_those_of_a_base_without(tmp_path, saved, fresh):
+    base = bert(BertForSequenceClassification)
+    experts = {name: fine_tuned(base, 0.05, i) for i, name in enumerate(("a", "b", "plain"))}
+    for name in ("a", "b"):
+        experts[name].config.id2label = {0: "bad", 1: "good"}
+        experts[name].config.label2id = {"bad": 0, "good": 1}
+    sources = saved(base, experts)
+    if fresh:
+        base.bert.save_pretrained(tmp_path / "base")
+        config = json.loads((tmp_path / "base" / "config.json").read_text())
+        config["architectures"] = ["BertForSequenceClassification"]
+        (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    merger = CoramMerger(*sources, progress=False)
+    merger.merge().save_pretrained(tmp_path / "saved")
+    merger.merge_to(tmp_path / "streamed")
+    for way in ("saved", "streamed"):
+        config = AutoModelForSequenceClassification.from_pretrained(tmp_path / way).config
+        assert config.id2label == {0: "bad", 1: "good"}
+        assert config.label2id == {"bad": 0, "good": 1}
+    assert merger.inspect().surroundings["class names"] == "those of 'a', 'b'; the base has none"
+    assert "class names: those of 'a', 'b'" in str(merger.inspect())
+
+
+def test_labels_of_a_head_of_another_name_are_compared():
+    torch.manual_seed(0)
+    layers = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
+    widths = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 44)
+    config = BartConfig(d_model=32, vocab_size=64, num_labels=2, **layers, **heads, **widths)
+    base = BartForSequenceClassification(config).eval()
+    experts = {name: fine_tuned(base, 0.05, i) for i, name in enumerate(("a", "b"))}
+    experts["a"].config.id2label = {0: "bad", 1: "good"}
+    experts["b"].config.id2label = {0: "good", 1: "bad"}
+    plan = CoramMerger(base, experts, progress=False).inspect()
+    assert any("a: ['bad', 'good'] | b: ['good', 'bad']" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForQuestionAnswering])
+def test_question_answering_checkpoints(tmp_path, saved, cls):
+    base = bert(cls)
+    experts = {f"e{i}": classifier(base, BertForQuestionAnswering, i) for i in range(2)}
+    sources = saved(base, experts)
+    result = merge(*sources, "linear", progress=False)
+    assert type(result.model) is cls
+    mean = mean_of(QUERY, base, experts.values())
+    torch.testing.assert_close(result.model.base_model.state_dict()[QUERY].double(), mean, atol=1e-6, rtol=0)
+    if cls is BertForQuestionAnswering:
+        head = sum(expert.qa_outputs.weight.double() for expert in experts.values()) / 2
+        torch.testing.assert_close(result.model.qa_outputs.weight.double(), head, atol=1e-6, rtol=0)
+    else:
+        told = [warning for warning in result.report.warnings if "qa_outputs.weight" in warning]
+        assert [f"'e{i}'" in warning for i, warning in enumerate(told)] == [True, True]
+    merge(*sources, "linear", heads="keep", progress=False).save_pretrained(tmp_path / "kept")
+    for name, expert in experts.items():
+        loaded, info = AutoModelForQuestionAnswering.from_pretrained(
+            tmp_path / "kept", subfolder=f"heads/{name}", output_loading_info=True
+        )
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert torch.equal(loaded.qa_outputs.weight, expert.qa_outputs.weight)
+        torch.testing.assert_close(loaded.bert.state_dict()[QUERY].double(), mean, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("heads", ["drop", "keep"])
+def test_heads_of_a_base_that_accelerate_places(tmp_path, saved, heads):
+    """The merge may place the backbone; a loaded base that is placed already is refused with what to do."""
+    base = bert(BertForMaskedLM)
+    sources = saved(base, {"e": classifier(base, BertForSequenceClassification, 0)})
+    where = {"embeddings": "cpu", "encoder.layer.0": "cpu", "encoder.layer.1": "disk"}
+    plain = CoramMerger(*sources, heads=heads, progress=False).merge().model.state_dict()
+    placed = CoramMerger(
+        *sources, heads=heads, progress=False, device_map=where, offload_folder=tmp_path / "off"
+    )
+    placed.merge().save_pretrained(tmp_path / "merged")
+    for name, tensor in AutoModel.from_pretrained(tmp_path / "merged").state_dict().items():
+        assert "pooler" in name or torch.equal(tensor, plain[name]), name
+    assert (tmp_path / "merged" / "heads" / "e" / "config.json").is_file() == (heads == "keep")
+    loaded = BertForMaskedLM.from_pretrained(
+        sources[0],
+        device_map={"bert.embeddings": "cpu", "bert.encoder": "disk", "cls": "cpu"},
+        offload_folder=tmp_path / "more",
+    )
+    with pytest.raises(CoramError, match="load it without device_map, or pass its folder"):
+        CoramMerger(loaded, sources[1], heads=heads)
 
 
 def test_a_backbone_that_differs_is_still_refused(saved, tmp_path):

@@ -130,9 +130,18 @@ def test_other_settings_beside_the_weights_are_named(tmp_path):
     base, experts, _, _ = sentence_models(tmp_path)
     (base / "data_config.json").write_text("{}")
     (base / "onnx").mkdir()
-    (base / "onnx" / "config.json").write_text("{}")
+    (base / "onnx" / "model.onnx").write_bytes(b"graph")
+    (base / "openvino").mkdir()
+    (base / "openvino" / "openvino_model.xml").write_text("<net/>")
+    (base / "custom_generate").mkdir()
+    (base / "custom_generate" / "generate.py").write_text("")
+    (base / "modeling_own.py").write_text("")
+    (base / "images").mkdir()
+    (base / "images" / "logo.png").write_bytes(b"")
     plan = CoramMerger(base, experts, progress=False).inspect()
-    assert plan.surroundings["left out"] == "data_config.json, onnx/, beside the base's weights"
+    assert plan.surroundings["left out"] == (
+        "custom_generate/, data_config.json, onnx/, openvino/, beside the base's weights"
+    )
     assert "data_config.json" in str(plan)
 
 
