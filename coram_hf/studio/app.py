@@ -147,6 +147,7 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
                 step=0.05,
                 label="Lambda",
                 info="0 is the base; more brings out the experts, too much breaks them",
+                buttons=[],
                 elem_id="lambda",
             )
         with gr.Column(scale=2):
@@ -180,7 +181,13 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
     answers = gr.HTML(NO_CHAT, elem_id="answers")
     asked = [question, expert, template]
     ask.click(actions.ask, asked, [said, answers])
-    slider.release(actions.slide, [slider, template], [said, answers], show_progress="minimal")
+    slider.change(
+        lambda *given: actions.slide(*given) or (gr.skip(), gr.skip()),
+        [slider, template],
+        [said, answers],
+        show_progress="minimal",
+        trigger_mode="always_last",
+    )
 
     def example(index: int) -> tuple[str, str]:
         chosen = actions.examples()[index]

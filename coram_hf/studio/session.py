@@ -38,7 +38,7 @@ class Session:
         self.result: MergeResult | None = None
         self.report: MergeReport | None = None
         self.folder = ""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def inspect(self, base: str, experts: Sequence[str], line: str) -> MergePlan:
         """Open base and experts, check every weight, and return the plan; forgets an earlier merge."""
@@ -46,7 +46,7 @@ class Session:
             raise CoramError("no experts are chosen: choose two or more, or load the demo")
         sources = [self.roots.source(expert) for expert in experts]
         config = CoramConfig.from_line((line or "recommended").strip())
-        with self._lock:
+        with self.lock:
             self.idle()
             merger = CoramMerger(self.roots.source(base), sources, config, progress=False)
             self.plan = merger.inspect()
@@ -91,7 +91,7 @@ class Session:
 
     def rescale(self, lam: float) -> float:
         """Set lambda of the merge in memory, without merging again; returns the seconds it took."""
-        with self._lock:
+        with self.lock:
             self.idle()
             result = self.merged()
             started = time.perf_counter()
@@ -128,7 +128,7 @@ class Session:
 
     def start(self, title: str, work: Callable[[], str]) -> Job:
         """Start long work, unless other work is active."""
-        with self._lock:
+        with self.lock:
             self.idle()
             self.job = Job(title, work)
             return self.job

@@ -52,10 +52,23 @@ class Walk:
         return self.seen("#progress", "Merged")
 
     def slide(self, lam):
+        """Type a value of lambda, and wait until the merge has answered with it."""
         self.browser.write("#lambda input[type=number]", str(lam))
-        self.browser.press("Enter", 13)
-        self.browser.click("#question textarea")
-        return self.seen("#said", f"Lambda {lam:.3g}")
+        self.answered_at(lam)
+
+    def drag(self):
+        """Press the mouse on the middle of lambda's track, and return the value that it got."""
+        self.browser.click("#lambda input[type=range]")
+        lam = float(self.browser.run("document.querySelector('#lambda input[type=range]').value"))
+        self.answered_at(lam)
+        return lam
+
+    def widest(self):
+        return float(self.browser.run("document.querySelector('#lambda input[type=range]').max"))
+
+    def answered_at(self, lam):
+        self.seen("#said", f"Lambda {lam:.3g},")
+        self.seen("#answers .merge h4", f"lambda {lam:.3g}")
 
     def ask(self, question):
         self.browser.write("#question textarea", question)
