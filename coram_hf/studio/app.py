@@ -131,8 +131,8 @@ def _merge_tab(actions: Actions, roots: Roots) -> Any:
 
 def plan_if_new(actions: Actions, base: str, experts: list[str], line: str) -> Any:
     """Inspect before a merge unless this very choice was inspected; a stopped merge stays as it is."""
-    job = actions.session.job
-    if job is not None and job.active:
+    session = actions.session
+    if (session.job is not None and session.job.active) or session.is_inspected(base, experts, line):
         return gr.skip()
     return actions.inspect(base, experts, line)
 
@@ -240,7 +240,7 @@ def _save_tab(actions: Actions) -> Any:
             adapter = gr.Checkbox(
                 False,
                 label="As an adapter of the base",
-                info="Small; it gets a card of its own",
+                info="Small; its card has your text too",
                 elem_id="adapter",
             )
             folder = gr.Textbox(

@@ -137,20 +137,16 @@ def test_the_demo_for_the_readme(browser, tmp_path_factory):
     walk.seen("#progress", "Five adapters")
     walk.inspect()
     walk.shot("plan")
-    browser.click("#merge")
-    walk.seen("#progress", "Merging")
-    walk.seen("#progress", "Merged")
-    walk.shot("merge", 400)
+    walk.merge()
     walk.tab("Try it")
     for question in ("Request", "Name", "24h"):
         browser.click("#examples button", question)
         browser.until(
-            f"document.querySelector('#answers .question')?.innerText.startsWith('{question}')", 200
+            f"document.querySelector('#answers .question')?.innerText.startsWith('{question}')", walk.patience
         )
     walk.shot("try")
-    walk.tab("Calibrate")
-    walk.seen("#calibrate", "Calibrate")
-    walk.shot("calibrate")
-    walk.tab("Save")
-    walk.shot("save")
+    walk.tab("Report")
+    browser.click("#make-report")
+    browser.until("!!document.querySelector('#page iframe')", walk.patience)
+    walk.shot("report")
     assert_local(browser, address)

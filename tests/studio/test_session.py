@@ -18,8 +18,9 @@ from coram_hf.studio.chat import Chat
 from coram_hf.studio.job import Job
 from coram_hf.studio.prompts import demo_prompts, pasted, read_pasted
 from coram_hf.studio.roots import Roots
-from coram_hf.studio.session import Session, plain_warnings
+from coram_hf.studio.session import Session
 from coram_hf.studio.views import answers_view, plan_view
+from coram_hf.studio.words import plain_warnings
 
 TOKEN = "hf_" + "s3cret" * 5
 
