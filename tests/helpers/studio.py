@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+CONTROL = 2
+
 
 class Walk:
     """Clicks through the tabs of the studio at an address; waits for what must appear."""
@@ -81,13 +83,28 @@ class Walk:
         script = "[...document.querySelector('#answers .answers').querySelectorAll('.answer p')]"
         return self.browser.run(f"{script}.map(e => e.innerText)")
 
+    def edit_card(self, words):
+        """Type a last paragraph into the card."""
+        self.browser.until("document.querySelector('#card .cm-content')?.innerText.includes('---')")
+        self.browser.click("#card .cm-content")
+        self.browser.press("End", 35, modifiers=CONTROL)
+        self.browser.call("Input.insertText", text=f"\n{words}\n")
+
     def save(self, folder):
-        before = self.text("#saved .note")
         self.browser.write("#folder textarea, #folder input", folder)
-        self.browser.click("#save")
-        said = "(document.querySelector('#saved .note')?.innerText ?? '')"
+        return self.told("#save", "#saved")
+
+    def push(self, repository):
+        self.browser.write("#repository textarea, #repository input", repository)
+        return self.told("#push", "#pushed")
+
+    def told(self, button, place):
+        """Click a button, and return the new note in its place."""
+        before = self.text(f"{place} .note")
+        self.browser.click(button)
+        said = f"(document.querySelector('{place} .note')?.innerText ?? '')"
         self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
-        return self.text("#saved .note")
+        return self.text(f"{place} .note")
 
     def shot(self, name, scroll=0):
         """A screenshot of the window, if any are wanted."""

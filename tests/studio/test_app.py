@@ -12,8 +12,10 @@ import pytest
 from helpers.browser import CHROMIUM, Browser
 from helpers.command import coram_hf
 from helpers.folders import on_disk, tensors_of
+from helpers.hub_server import Hub
 from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
 from helpers.studio import Walk
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
@@ -22,6 +24,7 @@ from coram_hf import CoramConfig, CoramMerger
 from coram_hf.report import MergeReport
 from coram_hf.studio import run_studio
 
+TOKEN = "hf_" + "loopback" * 4
 SHOTS = os.environ.get("CORAM_SCREENSHOTS")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
@@ -107,6 +110,59 @@ def test_inspect_merge_slide_chat_report_save(browser, root, address):
     assert answer_of(root / "by-hand") == shown
     assert "refused" in walk.save("../outside")
     assert not (root.parent / "outside").exists()
+    assert_local(browser, address)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub on loopback, and a login to it."""
+    found = Hub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return found
+
+
+def test_calibrate_save_an_adapter_and_push(browser, root, address, hub):
+    walk = Walk(browser, address)
+    walk.pick("#base", "base")
+    walk.pick("#experts", "math")
+    walk.pick("#experts", "law")
+    walk.merge()
+    walk.tab("Calibrate")
+    browser.until("document.querySelector('#prompts textarea').value.startsWith('[math]')")
+    browser.write("#prompts textarea", "[math]\n1+1=\n\n2+2=\n\n[law]\nabc\n\nxyz")
+    browser.click("#calibrate")
+    walk.seen("#calibration", "Calibrated on 4 prompts")
+
+    walk.tab("Save")
+    walk.edit_card("Written by hand.")
+    assert "Saved the model" in walk.save("calibrated")
+    browser.click("#adapter input")
+    assert "Saved an adapter of the base" in walk.save("adapter")
+    for folder in ("calibrated", "adapter"):
+        assert MergeReport.load(root / folder).lam_source == "calibrated"
+        assert "Written by hand." in (root / folder / "README.md").read_text()
+    base, model = tensors_of(root / "base"), tensors_of(root / "calibrated")
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(root / "base"), root / "adapter"
+    ).merge_and_unload()
+    moved = [name for name in base if not base[name].equal(model[name])]
+    assert len(moved) > 5
+    for name in moved:
+        lost = adapted.state_dict()[name] - model[name]
+        assert lost.norm() < 0.11 * (model[name] - base[name]).norm()
+
+    assert f"Pushed: {hub.address}/me/adapter/commit/" in walk.push("me/adapter")
+    files = hub.files("me/adapter")
+    assert files["adapter_model.safetensors"] == (root / "adapter" / "adapter_model.safetensors").read_bytes()
+    assert b"Written by hand." in files["README.md"]
+    assert "me/adapter" in hub.private
+    hub.fail.append(("POST", "/repos/create", 403))
+    assert "cannot push to 'me/other'" in walk.push("me/other")
+    assert TOKEN not in browser.run("document.documentElement.outerHTML")
+    assert not [name for name, content in files.items() if TOKEN.encode() in content]
     assert_local(browser, address)
 
 
