@@ -146,7 +146,7 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
                 value=1.0,
                 step=0.05,
                 label="Lambda",
-                info="0 is the base; more brings out the experts, too much breaks them",
+                info="0 is the base; too much breaks the merge",
                 buttons=[],
                 elem_id="lambda",
             )

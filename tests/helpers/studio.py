@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 CONTROL = 2
+WIDTH, HEIGHT = 1280, 860
 
 
 class Walk:
@@ -11,7 +12,7 @@ class Walk:
 
     def __init__(self, browser, address, shots=None, patience=30):
         self.browser, self.address, self.shots, self.patience = browser, address, shots, patience
-        browser.look_like(1280, 860)
+        browser.look_like(WIDTH, HEIGHT)
         browser.open(address)
         self.seen("#demo", "Load the demo")
 
@@ -106,10 +107,12 @@ class Walk:
         self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
         return self.text(f"{place} .note")
 
-    def shot(self, name, scroll=0):
-        """A screenshot of the window, if any are wanted."""
+    def shot(self, name, height):
+        """A screenshot of the top of the page, if any are wanted."""
         if self.shots is not None:
-            self.browser.run(f"window.scrollTo(0, {scroll})")
+            self.browser.look_like(WIDTH, height)
+            self.browser.run("window.scrollTo(0, 0)")
             time.sleep(0.8)
             Path(self.shots).mkdir(parents=True, exist_ok=True)
             self.browser.screenshot(Path(self.shots) / f"{name}.png", whole=False)
+            self.browser.look_like(WIDTH, HEIGHT)
