@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -33,6 +34,8 @@ def report_page(session: Session) -> str:
         raise CoramError("nothing is open yet: choose a base and experts, then inspect them")
     merged = session.result.model if session.result is not None else session.folder
     config: CoramConfig = session.merger.config
+    if session.report is not None and session.report.lam is not None:
+        config = replace(config, kappa=None, scale="sqrt_n", lam=session.report.lam)
     given = {"merge": merged} if merged else {}
     return render_page(diagnose_inputs(session.merger.inputs, config, merged=given, progress=False))
 

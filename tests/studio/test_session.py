@@ -290,6 +290,15 @@ def test_the_verdict_speaks_of_the_studio(session, sizes, says):
     assert "coram-hf" not in said
 
 
+def test_the_report_has_the_lambda_of_the_merge(models):
+    session = Session(Roots([models]))
+    session.inspect("base", ["math", "code"], "recommended")
+    assert session.start_merge().wait(60)
+    for lam in (session.report.lam, 0.625):
+        session.rescale(lam)
+        assert f"Ready to merge with lambda {lam:.4g}" in writing.report_page(session)
+
+
 def test_a_push_needs_a_login_and_never_shows_the_token(merged, monkeypatch):
     actions = Actions(merged.roots)
     actions.session = merged
