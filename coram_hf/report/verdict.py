@@ -7,8 +7,15 @@ from typing import Any
 
 from coram_hf.amplitude import FOREIGN_UPDATE, UNEXPLORED_DISPERSION
 
+REMEDIES = {
+    "foreign": "pass the right base, or name their own bases with --bases",
+    "uneven": "merge with --balance root, so that it does not drown out the others",
+    "untested": "compare a few values of lambda with coram-hf sweep if you can",
+}
+"""What to do about it, on the command line."""
 
-def verdict(dispersion: Mapping[str, Any]) -> str:
+
+def verdict(dispersion: Mapping[str, Any], remedies: Mapping[str, str] = REMEDIES) -> str:
     """What the numbers of the section `dispersion` mean: ready, uneven, untested, or not ready."""
     sizes, D, lam = dispersion["relative_updates"], float(dispersion["D"]), dispersion["lam"]
     unchanged = [name for name, r in sizes.items() if r == 0]
@@ -18,17 +25,17 @@ def verdict(dispersion: Mapping[str, Any]) -> str:
     if foreign:
         return (
             f"Not ready: {_are(foreign, 'differs', 'differ')} from the base about as much as unrelated "
-            "weights do; pass the right base, or name their own bases with --bases."
+            f"weights do; {remedies['foreign']}."
         )
     ratio = f"the largest update is {D:.3g} times the smallest"
     if D >= dispersion["threshold"]:
-        return f"Uneven: {ratio}; merge with --balance root, so that it does not drown out the others."
+        return f"Uneven: {ratio}; {remedies['uneven']}."
     strength = "with a lambda that is measured while merging" if lam is None else f"with lambda {lam:.4g}"
     low, high = UNEXPLORED_DISPERSION
     if low < D < high:
         return (
-            f"Ready to merge {strength}, but {ratio}, where the rule for lambda has not been tested: compare "
-            "a few values of lambda with coram-hf sweep if you can."
+            f"Ready to merge {strength}, but {ratio}, where the rule for lambda has not been tested: "
+            f"{remedies['untested']}."
         )
     even = "one expert" if len(sizes) == 1 else f"{len(sizes)} experts of similar size ({ratio})"
     return f"Ready to merge {strength}: {even}, where the rule for lambda was tested."

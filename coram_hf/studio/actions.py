@@ -97,12 +97,16 @@ class Actions:
         self.session.discard()
         return note("Discarded. Nothing was changed.")
 
-    def slide(self, lam: float, template: bool) -> tuple[str, str]:
-        """Set lambda, and let the merge answer the last question again."""
+    def slide(self, lam: float | None, template: bool) -> tuple[str, str] | None:
+        """Set lambda, and let the merge answer the last question again; None if lambda is what it was."""
+        report = self.session.report
+        if report is None or lam in (None, report.lam):
+            return None
 
         def move() -> str:
-            seconds = self.session.rescale(lam)
-            self.chat.again(template)
+            with self.session.lock:
+                seconds = self.session.rescale(lam)
+                self.chat.again(template)
             return f"Lambda {lam:.3g}, set in {seconds:.2f} s without merging again. Its own: {self.own:.3g}."
 
         return self.told(move, plain=True), answers_view(self.chat.turns)

@@ -131,8 +131,8 @@ def _merge_tab(actions: Actions, roots: Roots) -> Any:
 
 def plan_if_new(actions: Actions, base: str, experts: list[str], line: str) -> Any:
     """Inspect before a merge unless this very choice was inspected; a stopped merge stays as it is."""
-    job = actions.session.job
-    if job is not None and job.active:
+    session = actions.session
+    if (session.job is not None and session.job.active) or session.is_inspected(base, experts, line):
         return gr.skip()
     return actions.inspect(base, experts, line)
 
@@ -146,7 +146,8 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
                 value=1.0,
                 step=0.05,
                 label="Lambda",
-                info="0 is the base; more brings out the experts, too much breaks them",
+                info="0 is the base; too much breaks the merge",
+                buttons=[],
                 elem_id="lambda",
             )
         with gr.Column(scale=2):
@@ -180,7 +181,13 @@ def _try_tab(actions: Actions) -> tuple[Any, Any, Any]:
     answers = gr.HTML(NO_CHAT, elem_id="answers")
     asked = [question, expert, template]
     ask.click(actions.ask, asked, [said, answers])
-    slider.release(actions.slide, [slider, template], [said, answers], show_progress="minimal")
+    slider.change(
+        lambda *given: actions.slide(*given) or (gr.skip(), gr.skip()),
+        [slider, template],
+        [said, answers],
+        show_progress="minimal",
+        trigger_mode="always_last",
+    )
 
     def example(index: int) -> tuple[str, str]:
         chosen = actions.examples()[index]
@@ -233,7 +240,7 @@ def _save_tab(actions: Actions) -> Any:
             adapter = gr.Checkbox(
                 False,
                 label="As an adapter of the base",
-                info="Small; it gets a card of its own",
+                info="Small; its card has your text too",
                 elem_id="adapter",
             )
             folder = gr.Textbox(

@@ -46,20 +46,21 @@ class Chat:
         """Ask all three; with `template` as the next message of a chat, else as text to be continued."""
         if not question.strip():
             raise CoramError("there is no question: type one, or choose an example")
-        result = self.session.merged()
-        self.session.idle()
-        said = {
-            who: self._answer(model, question, who, template)
-            for who, model in (
-                ("base", self._model("")),
-                ("expert", self._model(expert)),
-                ("merge", result.model),
-            )
-        }
-        lam = _lam(result)
-        turn = Turn(question, expert, lam, said["base"], said["expert"], said["merge"], right)
-        self.turns.append(turn)
-        return turn
+        with self.session.lock:
+            result = self.session.merged()
+            self.session.idle()
+            said = {
+                who: self._answer(model, question, who, template)
+                for who, model in (
+                    ("base", self._model("")),
+                    ("expert", self._model(expert)),
+                    ("merge", result.model),
+                )
+            }
+            lam = _lam(result)
+            turn = Turn(question, expert, lam, said["base"], said["expert"], said["merge"], right)
+            self.turns.append(turn)
+            return turn
 
     def again(self, template: bool) -> None:
         """Let the merge answer the last question again, at the lambda that it has now."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coram_hf.amplitude import UNEXPLORED_DISPERSION
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.merger import CoramMerger
@@ -38,7 +37,8 @@ class Session:
         self.result: MergeResult | None = None
         self.report: MergeReport | None = None
         self.folder = ""
-        self._lock = threading.RLock()
+        self._inspected: object = None
+        self.lock = threading.RLock()
 
     def inspect(self, base: str, experts: Sequence[str], line: str) -> MergePlan:
         """Open base and experts, check every weight, and return the plan; forgets an earlier merge."""
@@ -46,12 +46,22 @@ class Session:
             raise CoramError("no experts are chosen: choose two or more, or load the demo")
         sources = [self.roots.source(expert) for expert in experts]
         config = CoramConfig.from_line((line or "recommended").strip())
-        with self._lock:
+        with self.lock:
             self.idle()
             merger = CoramMerger(self.roots.source(base), sources, config, progress=False)
             self.plan = merger.inspect()
             self.merger, self.result, self.report, self.folder = merger, None, None, ""
+            self._inspected = self._state(base, experts, line)
             return self.plan
+
+    def is_inspected(self, base: str, experts: Sequence[str], line: str) -> bool:
+        """Whether this choice is what was inspected last, and no file of it has changed since."""
+        return self.merger is not None and self._inspected == self._state(base, experts, line)
+
+    def _state(self, base: str, experts: Sequence[str], line: str) -> object:
+        files = [(path, path.stat()) for path in self.input_files() if path.is_file()]
+        stamps = [(path, stat.st_mtime_ns, stat.st_size) for path, stat in files]
+        return base, tuple(experts), line, stamps
 
     def start_merge(self, folder: str = "") -> Job:
         """Merge in memory, to try it; or straight to a folder, where an interrupted merge resumes."""
@@ -91,7 +101,7 @@ class Session:
 
     def rescale(self, lam: float) -> float:
         """Set lambda of the merge in memory, without merging again; returns the seconds it took."""
-        with self._lock:
+        with self.lock:
             self.idle()
             result = self.merged()
             started = time.perf_counter()
@@ -128,7 +138,7 @@ class Session:
 
     def start(self, title: str, work: Callable[[], str]) -> Job:
         """Start long work, unless other work is active."""
-        with self._lock:
+        with self.lock:
             self.idle()
             self.job = Job(title, work)
             return self.job
@@ -137,34 +147,3 @@ class Session:
         if self.merger is None:
             raise CoramError("nothing is open yet: choose a base and experts, then inspect them")
         return self.merger
-
-
-def plain_warnings(plan: MergePlan) -> list[str]:
-    """The warnings of a plan, for somebody who has not read the paper."""
-    low, high = UNEXPLORED_DISPERSION
-    found = []
-    for warning in plan.warnings:
-        if "where the paper has no base" in warning:
-            found.append(
-                f"The largest update is {plan.dispersion:.2g} times the smallest. The rule for lambda was "
-                f"tested up to {low:g} and at {high:g}, not here: move the slider after merging, "
-                "and compare answers."
-            )
-        elif "the experts are uneven" in warning:
-            found.append(
-                f"The experts are uneven: one changed {plan.dispersion:.2g} times as much as another and may "
-                "drown it out. Choose the recommended line, which evens them out."
-            )
-        elif "do not seem to share this base" in warning:
-            found.append(
-                "An expert differs from the base as much as unrelated weights do. Is this really the base "
-                f"that it was fine-tuned from? ({warning.partition(' from the base')[0]})"
-            )
-        elif "lies outside the target matrices" in warning:
-            found.append(
-                f"{warning.partition(' ')[0]} of what the experts changed lies outside the matrices that are "
-                "merged, and stays at the base. A line that ends in .ties merges it as well."
-            )
-        else:
-            found.append(warning[:1].upper() + warning[1:])
-    return found

@@ -17,7 +17,7 @@ from coram_hf.report.text import readable
 from coram_hf.report.verdict import verdict
 from coram_hf.studio.chat import Turn
 from coram_hf.studio.job import Job
-from coram_hf.studio.session import plain_warnings
+from coram_hf.studio.words import REMEDIES, plain_warnings
 
 FOLDER = Path(__file__).parent
 PARTS = {"target": "merged by the method", "residual": "merged otherwise", "kept": "kept as in the base"}
@@ -45,7 +45,7 @@ def plan_view(plan: MergePlan, threshold: float) -> str:
     }
     counts = plan.parameter_counts
     warnings = plain_warnings(plan)
-    words = verdict(numbers)
+    words = verdict(numbers, REMEDIES)
     return str(
         _macros().plan(
             plan,

@@ -131,10 +131,11 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key, code):
+    def press(self, key, code, **options):
         """Press a key that is no character."""
+        options |= {"key": key, "code": key, "windowsVirtualKeyCode": code}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+            self.call("Input.dispatchKeyEvent", type=kind, **options)
 
     def write(self, selector, text):
         """Click into a field, and type in place of what it contains."""

@@ -3,13 +3,16 @@
 import time
 from pathlib import Path
 
+CONTROL = 2
+WIDTH, HEIGHT = 1280, 860
+
 
 class Walk:
     """Clicks through the tabs of the studio at an address; waits for what must appear."""
 
     def __init__(self, browser, address, shots=None, patience=30):
         self.browser, self.address, self.shots, self.patience = browser, address, shots, patience
-        browser.look_like(1280, 860)
+        browser.look_like(WIDTH, HEIGHT)
         browser.open(address)
         self.seen("#demo", "Load the demo")
 
@@ -52,10 +55,23 @@ class Walk:
         return self.seen("#progress", "Merged")
 
     def slide(self, lam):
+        """Type a value of lambda, and wait until the merge has answered with it."""
         self.browser.write("#lambda input[type=number]", str(lam))
-        self.browser.press("Enter", 13)
-        self.browser.click("#question textarea")
-        return self.seen("#said", f"Lambda {lam:.3g}")
+        self.answered_at(lam)
+
+    def drag(self):
+        """Press the mouse on the middle of lambda's track, and return the value that it got."""
+        self.browser.click("#lambda input[type=range]")
+        lam = float(self.browser.run("document.querySelector('#lambda input[type=range]').value"))
+        self.answered_at(lam)
+        return lam
+
+    def widest(self):
+        return float(self.browser.run("document.querySelector('#lambda input[type=range]').max"))
+
+    def answered_at(self, lam):
+        self.seen("#said", f"Lambda {lam:.3g},")
+        self.seen("#answers .merge h4", f"lambda {lam:.3g}")
 
     def ask(self, question):
         self.browser.write("#question textarea", question)
@@ -68,18 +84,35 @@ class Walk:
         script = "[...document.querySelector('#answers .answers').querySelectorAll('.answer p')]"
         return self.browser.run(f"{script}.map(e => e.innerText)")
 
-    def save(self, folder):
-        before = self.text("#saved .note")
-        self.browser.write("#folder textarea, #folder input", folder)
-        self.browser.click("#save")
-        said = "(document.querySelector('#saved .note')?.innerText ?? '')"
-        self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
-        return self.text("#saved .note")
+    def edit_card(self, words):
+        """Type a last paragraph into the card."""
+        self.browser.until("document.querySelector('#card .cm-content')?.innerText.includes('---')")
+        self.browser.click("#card .cm-content")
+        self.browser.press("End", 35, modifiers=CONTROL)
+        self.browser.call("Input.insertText", text=f"\n{words}\n")
 
-    def shot(self, name, scroll=0):
-        """A screenshot of the window, if any are wanted."""
+    def save(self, folder):
+        self.browser.write("#folder textarea, #folder input", folder)
+        return self.told("#save", "#saved")
+
+    def push(self, repository):
+        self.browser.write("#repository textarea, #repository input", repository)
+        return self.told("#push", "#pushed")
+
+    def told(self, button, place):
+        """Click a button, and return the new note in its place."""
+        before = self.text(f"{place} .note")
+        self.browser.click(button)
+        said = f"(document.querySelector('{place} .note')?.innerText ?? '')"
+        self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
+        return self.text(f"{place} .note")
+
+    def shot(self, name, height):
+        """A screenshot of the top of the page, if any are wanted."""
         if self.shots is not None:
-            self.browser.run(f"window.scrollTo(0, {scroll})")
+            self.browser.look_like(WIDTH, height)
+            self.browser.run("window.scrollTo(0, 0)")
             time.sleep(0.8)
             Path(self.shots).mkdir(parents=True, exist_ok=True)
             self.browser.screenshot(Path(self.shots) / f"{name}.png", whole=False)
+            self.browser.look_like(WIDTH, HEIGHT)

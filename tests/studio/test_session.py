@@ -1,11 +1,16 @@
 """The studio without its page: roots, jobs, sessions, chat, and what leaves it."""
 
+import os
+import re
+import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.folders import on_disk, tensors_of
 from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from coram_hf import CoramConfig, CoramMerger
@@ -18,8 +23,9 @@ from coram_hf.studio.chat import Chat
 from coram_hf.studio.job import Job
 from coram_hf.studio.prompts import demo_prompts, pasted, read_pasted
 from coram_hf.studio.roots import Roots
-from coram_hf.studio.session import Session, plain_warnings
+from coram_hf.studio.session import Session
 from coram_hf.studio.views import answers_view, plan_view
+from coram_hf.studio.words import plain_warnings
 
 TOKEN = "hf_" + "s3cret" * 5
 
@@ -103,18 +109,50 @@ def test_a_job_stops_resumes_and_is_dropped():
     assert (seen, other.state) == ([0], "dropped")
 
 
-def test_one_job_at_a_time_and_a_stopped_merge_gives_the_same_weights(models, session):
+def test_one_thing_at_a_time(merged):
+    held = threading.Event()
+    job = merged.start("Holding", lambda: str(held.wait(30)))
+    for refused in (
+        merged.start_merge,
+        lambda: merged.inspect("base", ["math"], "full"),
+        lambda: merged.start_calibration("[math]\n1\n[code]\n2", "lambda", True),
+        lambda: merged.rescale(1.0),
+        lambda: writing.save(merged, "held", "", adapter=False),
+        lambda: Chat(merged).ask("1+1=", "math", template=False),
+    ):
+        with pytest.raises(CoramError, match="one thing at a time; holding is running"):
+            refused()
+    held.set()
+    assert job.wait(30)
+    merged.rescale(1.0)
+
+
+def test_a_stopped_merge_resumes_with_the_same_weights(models, session):
+    actions = Actions(session.roots)
+    actions.session = session
     job = session.start_merge()
     job.stop()
-    for refused in (session.start_merge, lambda: session.inspect("base", ["math"], "full")):
-        if job.active:
-            with pytest.raises(CoramError, match="one thing at a time"):
-                refused()
-    job.resume()
-    assert job.wait(60)
+    assert not job.wait(0.5)
+    assert list(actions.follow(job))[-1].count("is stopped: nothing is lost") == 1
+    assert session.result is None
+    assert "Merged 2 experts" in list(actions.merge(""))[-1]
+    assert session.job is job
     straight = CoramMerger(models / "base", [models / "math", models / "code"], CoramConfig()).merge()
     ours = session.merged().model.state_dict()
     assert all(torch.equal(ours[name], tensor) for name, tensor in straight.model.state_dict().items())
+
+
+def test_a_merge_inspects_again_only_what_changed(models, tmp_path):
+    for name in ("base", "math", "code"):
+        shutil.copytree(models / name, tmp_path / name)
+    session, choice = Session(Roots([tmp_path])), ("base", ["math", "code"], "full")
+    assert not session.is_inspected(*choice)
+    session.inspect(*choice)
+    assert session.is_inspected(*choice)
+    assert not session.is_inspected("base", ["math", "code"], "lr")
+    assert not session.is_inspected("base", ["math"], "full")
+    os.utime(tmp_path / "math" / "model.safetensors", ns=(1, 1))
+    assert not session.is_inspected(*choice)
 
 
 def test_a_merge_to_a_folder_is_that_of_merge_to(models, session):
@@ -213,8 +251,52 @@ def test_saving_keeps_the_edited_card_and_inputs(models, merged):
     writing.save(merged, "saved", card, adapter=False, overwrite=True)
     with pytest.raises(CoramError, match="not a merge"):
         writing.save(merged, "base", card, adapter=False, overwrite=True)
-    writing.save(merged, "saved-adapter", "", adapter=True)
-    assert (models / "saved-adapter" / "adapter_config.json").is_file()
+
+
+def test_an_adapter_gets_the_edited_card_and_keeps_its_own_metadata(models, merged):
+    card = writing.card_text(merged).replace("---\n", "---\nlanguage: en\n", 1) + "\nWritten by hand.\n"
+    writing.save(merged, "saved-adapter", card, adapter=True)
+    saved = ModelCard.load(models / "saved-adapter" / "README.md")
+    assert (saved.data.language, saved.data.library_name, saved.data.base_model_relation) == (
+        "en",
+        "peft",
+        "adapter",
+    )
+    assert saved.text.rstrip().endswith("Written by hand.")
+    assert "as a LoRA adapter" in saved.text
+    assert saved.text.count("<!-- coram: begin -->") == 1
+    retitled = card.replace("# A merge of math, code", "# My merge")
+    writing.save(merged, "retitled", retitled, adapter=True)
+    assert "\n# My merge\n" in (models / "retitled" / "README.md").read_text()
+    with pytest.raises(CoramError, match="must be YAML"):
+        writing.save(merged, "broken", card.replace("language: en", "language: [en"), adapter=True)
+    assert not (models / "broken").exists()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"a": 0.01, "b": 0.2}, "choose the recommended way to merge"),
+        ({"a": 0.01, "b": 0.05}, "move lambda after merging"),
+        ({"a": 0.01, "b": 1.5}, "choose the base"),
+    ],
+)
+def test_the_verdict_speaks_of_the_studio(session, sizes, says):
+    D = max(sizes.values()) / min(sizes.values())
+    html = plan_view(replace(session.plan, relative_updates=sizes, dispersion=D, lam=1.5), 7.5)
+    said = re.search(r'class="verdict[^>]*>(.*?)</p>', html, re.S)[1]
+    assert says in said
+    assert "--" not in said
+    assert "coram-hf" not in said
+
+
+def test_the_report_has_the_lambda_of_the_merge(models):
+    session = Session(Roots([models]))
+    session.inspect("base", ["math", "code"], "recommended")
+    assert session.start_merge().wait(60)
+    for lam in (session.report.lam, 0.625):
+        session.rescale(lam)
+        assert f"Ready to merge with lambda {lam:.4g}" in writing.report_page(session)
 
 
 def test_a_push_needs_a_login_and_never_shows_the_token(merged, monkeypatch):
