@@ -12,8 +12,8 @@ from torch import Tensor
 from coram_hf.config import CoramConfig, Spread
 from coram_hf.geometry.branches import Dissected, Layout, condition_numbers, dissect_slices
 from coram_hf.geometry.conflict import agreements, combination, kept
-from coram_hf.geometry.kernel import gram_of
-from coram_hf.geometry.slices import Chunk, Rows, buffer_for, chunks, load
+from coram_hf.geometry.products import gram_of
+from coram_hf.geometry.slices import Chunk, Rows, buffer_for, chunks, load, with_float64
 from coram_hf.geometry.spread import deal_rows, order_of, relative_scores
 
 CONTRAST: Spread = "variance"
@@ -73,9 +73,11 @@ def dissect(
     finite, the norms show it and nothing more is measured.
     """
     device = base.device if device is None else device
-    like = torch.empty(0, dtype=config.torch_compute_dtype, device=device)
+    compute = torch.float64 if with_float64(device) == device else torch.float32
+    like = torch.empty(0, dtype=compute, device=device)
     layout = Layout.of(len(experts), config.conflict is not None, like)
-    source = UpdateRows(base, experts, config, factors, device, spare=len(layout.task) - layout.n_models)
+    spare = len(layout.task) - layout.n_models
+    source = UpdateRows(base, experts, config, factors, device, compute, spare)
     row_squares = []
     found = Anatomy()
     for chunk in source.chunks:
@@ -109,11 +111,12 @@ class UpdateRows(Rows):
         config: CoramConfig,
         factors: Sequence[float],
         device: torch.device,
+        compute: torch.dtype,
         spare: int,
     ) -> None:
         order = order_of(base, experts, config, factors)
-        super().__init__([base, *experts, *[base] * spare], config, factors, device, order)
-        self.scale = torch.tensor(factors, dtype=self.weights.dtype, device=device)
+        super().__init__([base, *experts, *[base] * spare], config, factors, device, order, compute)
+        self.scale = torch.tensor(factors, dtype=compute, device=device)
         self.chunks = list(chunks(self._d_out, config.slice_height, self._slice_bytes))
         self._reserve(self.chunks)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coram_hf.geometry import rotations
 from coram_hf.geometry.frame import FACTORS, GramFrame, SvdFrame, Turns, has_digits, has_full_rank
+from coram_hf.geometry.products import Products
 
 BRANCHES = tuple(FACTORS)
 
@@ -87,21 +88,17 @@ def condition_numbers(slices: Tensor) -> Tensor:
 def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, Tensor]:
     """The slices whose Gram matrix (slices, rows, blocks, height) has enough digits, and which they are."""
     n_models, height = layout.n_models, gram.shape[3]
-    models = gram.unflatten(1, (gram.shape[2], height))[:, :n_models, :, :n_models].clone()
-    models[:, 1:] += models[:, :1]
-    models[:, :, :, 1:] += models[:, :, :, :1]
-    models = models.flatten(3).flatten(1, 2)
-    frame = GramFrame(models, n_models, weights)
-    trusted = frame.polar.trusted
+    frame, trusted = _frame_of(gram, weights, n_models)
     if not trusted.all():
-        frame = GramFrame(models[trusted], n_models, weights)
+        frame, _ = _frame_of(gram[trusted], weights, n_models)
 
     eye = torch.eye(height, dtype=gram.dtype, device=gram.device)
     L = (layout.eta[:, None] * eye[:, None]).expand(len(frame.S), len(BRANCHES), *(-1,) * 3).clone()
     for b, branch in enumerate(BRANCHES):
-        update, _ = frame.update(branch)
-        update[:, :, 0] += update[:, :, 1:].sum(2)
-        L[:, b, :, :n_models] += update
+        update = frame.update(branch, _combined(gram[trusted], frame.P)).L
+        L[:, b, :, 0] += update[..., -height:]
+        if "v" in FACTORS[branch]:
+            L[:, b, :, 1:n_models] += (update[..., :height] @ frame.P).unflatten(-1, (-1, height))
     rows = L.flatten(3).flatten(1, 2)
     product = (rows @ gram[trusted].flatten(2)).view_as(L)
     dots = torch.einsum("bahnh,n->a", product, layout.task)
@@ -109,6 +106,21 @@ def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, 
     errors, angles = _turn_sizes(frame.turns)
     conditions = frame.S[:, 0, 0] / frame.S[:, 0, -1]
     return Dissected(squares, dots, errors, angles, conditions, 0), trusted
+
+
+def _frame_of(gram: Tensor, weights: Tensor, n_models: int) -> tuple[GramFrame, Tensor]:
+    """The frame of slices from their Gram matrices, and which of them it can be trusted for in any branch."""
+    blocks = gram.unflatten(1, (gram.shape[2], -1))[:, :n_models, :, :n_models]
+    cross, own = blocks[:, 0, :, 1:].transpose(1, 2), blocks.diagonal(0, 1, 3).movedim(-1, 1)[:, 1:]
+    frame = GramFrame(Products(blocks[:, 0, :, 0], cross, own), weights)
+    return frame, frame.update("full", _combined(gram, frame.P)).trusted
+
+
+def _combined(gram: Tensor, P: Tensor) -> Tensor:
+    """Z Z^T = P M P^T with the M of the updates alone."""
+    height = gram.shape[3]
+    updates = gram.flatten(2)[:, height : height + P.shape[2], height : height + P.shape[2]]
+    return P @ updates @ P.mT
 
 
 def _by_svd(stack: Tensor, weights: Tensor, layout: Layout) -> Dissected:

@@ -10,19 +10,20 @@ from torch import Tensor
 from coram_hf.config import Conflict
 
 
-def split_conflicts_(stack: Tensor, weights: Tensor, conflict: Conflict) -> Tensor | None:
-    """Keep in `stack`, in place, only the part of each update that is merged geometrically.
+def split_conflicts_(updates: Tensor, weights: Tensor, conflict: Conflict) -> Tensor | None:
+    """Keep in `updates`, in place, only the part of each tau_i that is merged geometrically.
 
-    `stack` holds W_0 and W_i = W_0 + tau_i. `+ave` returns eta, the weighted mean of what was removed.
+    `+ave` returns eta, the weighted mean of what was removed. The consensus is taken with weights relative to
+    the largest: uniform ones are then exactly 1, and updates that cancel do so without rounding errors.
     """
-    base = stack[:, 0]
-    stack[:, 1:] -= stack[:, :1]
-    mean = combination(stack, [0.0, *weights.tolist()])
-    for tau, agreement in agreements(stack[:, 1:], mean):
-        torch.addcmul(base, tau, kept(agreement, conflict).to(tau.dtype), out=tau)
+    largest = float(weights.max())
+    shares = [float(weight) / largest for weight in weights]
+    total = combination(updates, shares)
+    for tau, agreement in agreements(updates, total):
+        tau *= kept(agreement, conflict)
     if not conflict.endswith("+ave"):
         return None
-    return mean.add_(combination(stack, [1.0, *(-weights).tolist()]))
+    return total.sub_(combination(updates, shares)).mul_(largest)
 
 
 def agreements(updates: Tensor, mean: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

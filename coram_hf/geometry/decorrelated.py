@@ -113,7 +113,7 @@ def _decorrelated_cores(
 
 def _loaded(base: Tensor, config: CoramConfig, device: torch.device | None) -> Tensor:
     """W_0 in float64 or, for `ridge`, which is well-conditioned, in the precision of the geometry."""
-    dtype = config.torch_compute_dtype if config.decorrelate == "ridge" else torch.float64
+    dtype = config.compute_in([torch.float64]) if config.decorrelate == "ridge" else torch.float64
     return base.detach().to(base.device if device is None else device, dtype)
 
 

@@ -1,24 +1,24 @@
 """The slice merge of one branch: factor, average each factor in its own space, rebuild.
 
-Slices are rarely factored themselves. With X = [W_0; W_1; ...; W_N] of a slice, one Gram
-matrix M = X X^T contains all that the method needs, and the merged update is a small matrix times X.
-Forming M squares the condition number, so ill-conditioned slices use a true SVD instead.
-
-The large products are X X^T and L X. On one core, numpy's BLAS multiplies matrices of so few rows in about
-two thirds of torch's time; on several cores, or another device, torch processes slices in parallel.
+Slices are rarely factored themselves. All that the method needs of W_0 and tau_i is in their products M_00,
+M_0i and M_ii, from which small matrices follow: P_i, then with Z = sum P_i tau_i the merged update,
+A Z + L_0 W_0. The products may be computed in float32; all that follows from them is in float64. Slices
+whose products do not determine their frame take products in float64 and, if that is not enough, a true SVD.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coram_hf.config import Branch
 from coram_hf.geometry.frame import FACTORS, Frame, GramFrame, SvdFrame
+from coram_hf.geometry.products import BASE, EXPERTS, combine, combine_updates, products_of
+from coram_hf.geometry.slices import as_float64
 
 
 @dataclass
@@ -26,21 +26,32 @@ class SliceStats:
     """What happened to the slices of a merge, and the squared norm of the update.
 
     det_flips and near_pi count rotations, one per expert and slice; the others count slices.
+    float32: slices merged from products in float32; float64_fallbacks: those that needed them in float64.
     worst_condition: the largest condition number of a slice of the base that has a frame.
+    sampled, deviation: of some slices that were also merged in float64, the squared norm of the update, and
+    of its difference to the one in float32.
     """
 
     squared_norm: float = 0.0
     slices: int = 0
     det_flips: int = 0
     near_pi: int = 0
+    float32: int = 0
+    float64_fallbacks: int = 0
     svd_fallbacks: int = 0
     frameless: int = 0
     worst_condition: float = 0.0
+    sampled: float = 0.0
+    deviation: float = 0.0
 
     def counts(self) -> dict[str, int]:
         """The counts alone, by name."""
-        measures = ("squared_norm", "worst_condition")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in measures}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MEASURES}
+
+    @property
+    def float32_error(self) -> float | None:
+        """|update in float32 - update in float64| / |update| of the sampled slices."""
+        return math.sqrt(self.deviation / self.sampled) if self.sampled else None
 
     def __iadd__(self, other: SliceStats) -> SliceStats:
         worst = max(self.worst_condition, other.worst_condition)
@@ -50,48 +61,43 @@ class SliceStats:
         return self
 
 
-class SliceMerge(NamedTuple):
-    """L with W_merge - W_0 = L X of some slices, which of them it can be trusted for, and what happened."""
+SUMS = ("squared_norm", "sampled", "deviation")
+MEASURES = (*SUMS, "worst_condition")
+"""The fields of SliceStats that are not counts, and those of them that are summed."""
 
-    coefficients: Tensor
-    trusted: Tensor
+
+class Merged(NamedTuple):
+    """W_merge - W_0 of some slices, what happened to them, and |W_0|^2 and |tau_i|^2 over all of them."""
+
+    update: Tensor
     stats: SliceStats
-
-    def part(self, start: int, count: int) -> SliceMerge:
-        """L and `trusted` of `count` slices from `start` on; the stats remain those of all."""
-        some = slice(start, start + count)
-        return SliceMerge(self.coefficients[some], self.trusted[some], self.stats)
+    squares: Tensor
 
 
-def merge_slices(
-    stack: Tensor, merge: SliceMerge, weights: Tensor, branch: Branch, out: Tensor
-) -> tuple[Tensor, SliceStats]:
-    """W_merge - W_0 of every slice of `stack` (slices, 1 + N, height, d_in), base first, written to `out`.
-
-    Also returns what happened to the slices that L cannot be trusted for.
-    """
-    update = combine(merge.coefficients, stack.flatten(1, 2), out)
-    if merge.trusted.all():
-        return update, SliceStats()
-    update[~merge.trusted], stats = _svd_update(stack[~merge.trusted], weights, branch)
-    return update, stats
-
-
-def gram_squares(gram: Tensor, n_models: int) -> Tensor:
-    """|W_0|^2 and |W_i - W_0|^2 = tr M_ii + tr M_00 - 2 tr M_0i, good to the rounding of |W_i|^2."""
-    blocks = gram.unflatten(2, (n_models, -1)).unflatten(1, (n_models, -1))
-    own = blocks.diagonal(0, 1, 3).diagonal(0, 1, 2).sum((0, 2))
-    with_base = blocks[:, 0].diagonal(0, 1, 3).sum((0, 2))
-    return torch.cat([own[:1], own[1:] + own[0] - 2 * with_base[1:]])
-
-
-def slice_merge(gram: Tensor, n_models: int, weights: Tensor, branch: Branch) -> SliceMerge:
-    """L with W_merge - W_0 = L X from M = X X^T."""
-    frame = GramFrame(gram, n_models, weights)
-    L, trusted = frame.update(branch)
+def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) -> Merged:
+    """Merge every slice of `stack`, laid out as in `products`, and write the updates to `out`."""
+    products = products_of(stack)
+    frame = GramFrame(products, weights)
+    ZZ = combine_updates(frame.P, stack) if "v" in FACTORS[branch] else None
+    L, trusted = frame.update(branch, ZZ)
+    update = combine(L, stack, out)
     stats = _frame_stats(frame, branch, trusted)
-    stats.slices = len(gram)
-    return SliceMerge(L.flatten(2), trusted, stats)
+    stats.slices = len(stack)
+    stats.float32 = int(trusted.sum()) if products.rounded else 0
+    if not trusted.all():
+        rest = ~trusted.to(stack.device)
+        again = _in_float64 if products.rounded else _svd_update
+        update[rest], more = again(stack[rest], weights, branch)
+        stats += more
+    return Merged(update, stats, products.squares())
+
+
+def _in_float64(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
+    """W_merge - W_0 of slices whose products in float32 are not enough."""
+    wide = as_float64(stack)
+    update, stats, _ = merge_slices(wide, weights, branch, torch.empty_like(wide[:, 0]))
+    stats.slices, stats.float64_fallbacks = 0, stats.slices
+    return update.to(stack), stats
 
 
 def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor, SliceStats]:
@@ -99,9 +105,11 @@ def _svd_update(stack: Tensor, weights: Tensor, branch: Branch) -> tuple[Tensor,
 
     A slice that is not finite has no frame either, and its update is not finite.
     """
-    update = torch.einsum("n,bnhd->bhd", weights, stack[:, 1:] - stack[:, :1])
-    frame = SvdFrame(stack, weights)
-    update[frame.framed] = frame.merged(branch) - stack[frame.framed, 0]
+    update = torch.einsum("n,bnhd->bhd", weights, stack[:, EXPERTS:])
+    models = stack[:, BASE:].clone()
+    models[:, 1:] += models[:, :1]
+    frame = SvdFrame(models, weights)
+    update[frame.framed] = frame.merged(branch) - stack[frame.framed, BASE]
     stats = _frame_stats(frame, branch, slice(None))
     stats.svd_fallbacks = int(frame.framed.sum())
     stats.frameless = len(stack) - stats.svd_fallbacks
@@ -116,28 +124,3 @@ def _frame_stats(frame: Frame, branch: Branch, some: Tensor | slice) -> SliceSta
         stats.det_flips = int(frame.turns.reflected[some].sum())
         stats.near_pi = int(frame.turns.near_pi[some].sum())
     return stats
-
-
-def gram_of(rows: Tensor) -> Tensor:
-    """X X^T of every slice; it is symmetric, so part of it is copied instead of computed."""
-    if _one_core(rows):
-        X = rows.numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            return torch.from_numpy(np.matmul(X, X.transpose(0, 2, 1)))
-    half = rows.shape[1] // 2
-    upper = torch.bmm(rows[:, :half], rows.mT)
-    lower = torch.bmm(rows[:, half:], rows[:, half:].mT)
-    return torch.cat([upper, torch.cat([upper[:, :, half:].mT, lower], dim=2)], dim=1)
-
-
-def combine(coefficients: Tensor, rows: Tensor, out: Tensor) -> Tensor:
-    """L X of every slice, written to `out`."""
-    if _one_core(rows):
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.matmul(coefficients.numpy(), rows.numpy(), out=out.numpy())
-        return out
-    return torch.bmm(coefficients, rows, out=out)
-
-
-def _one_core(rows: Tensor) -> bool:
-    return rows.device.type == "cpu" and rows.dtype == torch.float64 and torch.get_num_threads() == 1

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coram_hf.config import CoramConfig
+from coram_hf.config import Branch, CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.cores import one_core
 from coram_hf.geometry.decorrelated import decorrelate_experts
-from coram_hf.geometry.kernel import SliceStats, gram_of, gram_squares, merge_slices, slice_merge
+from coram_hf.geometry.kernel import SliceStats, merge_slices
+from coram_hf.geometry.products import BASE, EXPERTS
 from coram_hf.geometry.slices import (
-    BLOCK_BYTES,
     Chunk,
     Rows,
+    as_float64,
     as_rows,
     chunks,
+    gather,
     largest,
-    parts,
     row_blocks,
     scratch,
 )
 from coram_hf.geometry.spread import order_of
-
-GRAM_SQUARES = 1e-6
-"""|W_i - W_0|^2 / |W_0|^2 above which the Gram matrix gives the norm of an update to 1e-9 or better."""
-
-GRAM_BYTES = 4 * 2**20
-"""Size of the Gram matrices processed at once, if slices are loaded twice."""
 
 
 class MergedRows(NamedTuple):
@@ -64,7 +60,8 @@ def merge_matrix(base: Tensor, experts: Sequence[Tensor], config: CoramConfig | 
         raise CoramError(f"base must be a 2-D matrix, found shape {tuple(base.shape)}")
     base = base.detach()
     with one_core():
-        merged, _ = merge_update(base, [expert.detach() for expert in experts], config)
+        exact = update_dtype(base)
+        merged, _ = merge_update(base, [expert.detach() for expert in experts], config, result=exact)
     for rows in row_blocks(base):
         merged[rows] += base[rows]
     return merged
@@ -78,6 +75,7 @@ def merge_update(
     factors: Sequence[float] | None = None,
     out: Tensor | None = None,
     device: torch.device | None = None,
+    result: torch.dtype | None = None,
 ) -> tuple[Tensor, SliceStats]:
     """W_merge - W_0 of one matrix, and what happened to its slices.
 
@@ -89,7 +87,7 @@ def merge_update(
         experts, factors = decorrelate_experts(base, experts, config, factors, device).experts, None
     update = base.new_empty(base.shape, dtype=update_dtype(base)) if out is None else out
     stats = SliceStats()
-    for merged in merge_rows(base, experts, config, factors=factors, device=device):
+    for merged in merge_rows(base, experts, config, factors=factors, device=device, result=result):
         if isinstance(merged.rows, slice):
             update[merged.rows] = merged.update.to(update)
         else:
@@ -106,40 +104,39 @@ def merge_rows(
     factors: Sequence[float] | None = None,
     device: torch.device | None = None,
     measure: bool = False,
+    result: torch.dtype | None = None,
 ) -> Iterator[MergedRows]:
     """W_merge - W_0 of one matrix, a few rows at a time, in tens of megabytes regardless of its size.
 
     `factors` rescales every expert's update first, W_i <- W_0 + f_i (W_i - W_0). Rows are merged on
-    `device`, by default where the base is. `measure` adds the norms of the experts' own updates. Experts are
-    merged as they are: decorrelation, which needs all rows at once, comes before.
+    `device`, by default where the base is. `measure` adds the norms of the experts' own updates. `result` is
+    the dtype in which the merged weights will be stored, if not the base's. Experts are merged as they are:
+    decorrelation, which needs all rows at once, comes before.
     """
     factors = [1.0] * len(experts) if factors is None else factors
-    source = SliceRows(base, experts, config, factors, base.device if device is None else device)
-    n_models, weights = 1 + len(experts), source.weights
-    by_difference = measure and not source.as_stored
-    for group in source.groups:
-        grams = []
-        for part in group:
-            loaded = source.load(part, measure=by_difference and len(group) == 1)
-            grams.append(gram_of(loaded.stack.flatten(1, 2)))
-        merge = slice_merge(torch.cat(grams), n_models, weights, config.branch)
-        stats, done = merge.stats, 0
-        for part, gram in zip(group, grams, strict=True):
-            if len(group) > 1:
-                loaded = source.load(part, measure=by_difference)
-            stack, eta, squares = loaded
-            own = merge.part(done, len(stack))
-            update, svd_stats = merge_slices(stack, own, weights, config.branch, source.room(part))
-            if measure and squares is None:
-                squares = gram_squares(gram, n_models)
-                if (squares[1:] < GRAM_SQUARES * squares[0]).any():
-                    squares = update_squares(stack)
-            if eta is not None:
-                update += eta
-            stats += svd_stats
-            stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
-            yield MergedRows(source.of(part), update.flatten(0, 1), stats, squares)
-            stats, done = SliceStats(), done + len(stack)
+    matrices = [base, *experts]
+    compute = config.compute_in([*(m.dtype for m in matrices), *([] if result is None else [result])])
+    source = SliceRows(matrices, config, factors, base.device if device is None else device, compute)
+    for part in source.parts:
+        stack, eta, squares = source.load(part, measure=measure)
+        update, stats, found = merge_slices(stack, source.weights, config.branch, source.room(part))
+        if part.start == 0 and compute != torch.float64:
+            _sample(stack, update, source.weights, config.branch, stats)
+        if measure and squares is None:
+            squares = source.stored_squares(found, stack)
+        if eta is not None:
+            update += eta
+        stats.squared_norm = float(torch.linalg.vector_norm(update)) ** 2
+        yield MergedRows(source.of(part), update.flatten(0, 1), stats, squares)
+
+
+def _sample(stack: Tensor, update: Tensor, weights: Tensor, branch: Branch, stats: SliceStats) -> None:
+    """Merge the first and the last of some slices also in float64, and note how much that differs."""
+    some = [0, len(stack) - 1] if len(stack) > 1 else [0]
+    wide = as_float64(stack[some])
+    exact = merge_slices(wide, weights.to(wide), branch, torch.empty_like(wide[:, 0])).update
+    stats.sampled = float(torch.linalg.vector_norm(exact)) ** 2
+    stats.deviation = float(torch.linalg.vector_norm(exact - update[some].to(exact))) ** 2
 
 
 class Loaded(NamedTuple):
@@ -151,50 +148,62 @@ class Loaded(NamedTuple):
 
 
 class SliceRows(Rows):
-    """Base and experts of one matrix, in groups of parts.
-
-    The slices of a group are merged together, and loaded part by part. If they only need loading, parts fit
-    in a cache, and are loaded once for their Gram matrices and once more for the result; otherwise a group
-    is one part, which is kept.
-    """
+    """Base and updates of one matrix, in parts."""
 
     def __init__(
         self,
-        base: Tensor,
-        experts: Sequence[Tensor],
+        matrices: Sequence[Tensor],
         config: CoramConfig,
         factors: Sequence[float],
         device: torch.device,
+        compute: torch.dtype,
     ) -> None:
-        order = order_of(base, experts, config, factors)
-        super().__init__([base, *experts], config, factors, device, order)
+        order = order_of(matrices[0], matrices[1:], config, factors)
+        room_for_z = [matrices[0], *matrices]
+        super().__init__(room_for_z, config, factors, device, order, compute)
         self._factors = factors
         self._conflict = config.conflict
-        height, compute = config.slice_height, config.torch_compute_dtype
-        changed = config.conflict is not None or self._balanced
-        self.as_stored = not changed and compute == torch.float64
-        if not changed and device.type == "cpu":
-            gram_bytes = (len(self._matrices) * height) ** 2 * compute.itemsize
-            together = chunks(self._d_out, height, gram_bytes, GRAM_BYTES)
-            self.groups = [list(parts(chunk, self._slice_bytes, BLOCK_BYTES)) for chunk in together]
-        else:
-            self.groups = [[chunk] for chunk in chunks(self._d_out, height, self._slice_bytes)]
-        every = [part for group in self.groups for part in group]
-        self._reserve(every)
-        self._result = scratch("update", largest(every) * self._d_in, compute, device)
+        self.parts = list(chunks(self._d_out, config.slice_height, self._slice_bytes))
+        self._reserve(self.parts)
+        self._result = scratch("update", largest(self.parts) * self._d_in, compute, device)
 
     def load(self, part: Chunk, *, measure: bool = False) -> Loaded:
-        """A part as the configuration merges it; the next call overwrites it.
+        """A part as the configuration merges it, laid out as in `products`; the next call overwrites it.
 
-        `measure` requests |W_0|^2 and |W_i - W_0|^2 of the stored weights.
+        `measure` requests |W_0|^2 and |W_i - W_0|^2 of the stored weights, if products will not tell.
         """
-        stack = self._load(part)
-        squares = update_squares(stack) if measure else None
-        for i, factor in enumerate(self._factors, start=1):
+        stack = self._stack(part)
+        updates = stack[:, EXPERTS:]
+        told = self._conflict is None and all(self._factors)
+        squares = block_squares(stack) if measure and not told else None
+        for tau, factor in zip(updates.unbind(1), self._factors, strict=True):
             if factor != 1:
-                torch.lerp(stack[:, 0], stack[:, i], factor, out=stack[:, i])
-        eta = split_conflicts_(stack, self.weights, self._conflict) if self._conflict else None
+                tau *= factor
+        eta = split_conflicts_(updates, self.weights, self._conflict) if self._conflict else None
         return Loaded(stack, eta, squares)
+
+    def _stack(self, part: Chunk) -> Tensor:
+        """Room for Z, W_0, and W_i - W_0, subtracted in the wider of the two dtypes."""
+        n_slices = (part.stop - part.start) // part.height
+        shape = (n_slices, len(self._matrices), part.height, self._d_in)
+        stack = self._buffer[: math.prod(shape)].view(shape)
+        base, *experts = (
+            gather(matrix, part, self._order).unflatten(0, (n_slices, part.height))
+            for matrix in self._matrices[1:]
+        )
+        stack[:, BASE].copy_(base)
+        for room, expert in zip(stack[:, EXPERTS:].unbind(1), experts, strict=True):
+            if expert.dtype.itemsize > stack.dtype.itemsize:
+                room.copy_(expert - base)
+            else:
+                room.copy_(expert).sub_(stack[:, BASE])
+        return stack
+
+    def stored_squares(self, squares: Tensor, stack: Tensor) -> Tensor:
+        """|W_0|^2 and |W_i - W_0|^2 from those of base and rescaled updates, unless they overflowed."""
+        if not squares.isfinite().all():
+            squares = block_squares(as_float64(stack))
+        return squares / squares.new_tensor([1.0, *self._factors]).square()
 
     def room(self, part: Chunk) -> Tensor:
         """Memory for the update of a part, as (slices, height, d_in), reused for the next part."""
@@ -208,12 +217,9 @@ class SliceRows(Rows):
         return rows if self._order is None else self._order[rows]
 
 
-def update_squares(stack: Tensor) -> Tensor:
-    """|W_0|^2 and |W_i - W_0|^2 over some slices, from the differences themselves."""
-    base, *experts = stack.unbind(1)
-    difference = torch.empty_like(base)
-    norms = [torch.linalg.vector_norm(base)]
-    norms += [torch.linalg.vector_norm(torch.sub(expert, base, out=difference)) for expert in experts]
+def block_squares(stack: Tensor) -> Tensor:
+    """|W_0|^2 and |tau_i|^2 over some slices."""
+    norms = [torch.linalg.vector_norm(block) for block in stack[:, BASE:].unbind(1)]
     return torch.stack(norms).square()
 
 

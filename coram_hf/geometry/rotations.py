@@ -14,8 +14,8 @@ NEAR_PI = 3.0
 ARTANH, ARTANH_RADIUS = [1 / (2 * k + 1) for k in range(16)], 0.3
 """artanh(C) = C sum_k C^2k / (2k + 1), and the |C| up to which these terms suffice: 0.3^33 / 33 < 1e-18."""
 
-EXP, EXP_RADIUS = [1 / math.factorial(k) for k in range(16)], 0.5
-"""exp(K) = sum_k K^k / k!, and the |K| up to which these terms suffice: 0.5^16 / 16! < 1e-18."""
+EXPM1, EXP_RADIUS = [1 / math.factorial(k + 1) for k in range(16)], 0.5
+"""exp(K) - I = K sum_k K^k / (k + 1)!, and the |K| up to which these terms suffice: 0.5^17 / 17! < 1e-18."""
 
 EXACTLY_PI = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Eigenvalues this close to -1 are treated as a half turn, whose plane is all that is defined."""
@@ -61,19 +61,26 @@ def log(Q: Tensor) -> tuple[Tensor, Tensor]:
     return skew(K), near_pi
 
 
-def exp(K: Tensor) -> Tensor:
-    """Exponential of so(h), re-projected on the orthogonal group.
+def expm1(K: Tensor) -> Tensor:
+    """Q - I with Q = exp K of so(h), re-projected on the orthogonal group; it vanishes with K.
 
     Its series where K is small, and otherwise i K = E diag(x) E^H, exp K = Re(E diag(exp(-i x)) E^H), both
     good to rounding; `torch.linalg.matrix_exp` of a single matrix is only good to 1e-10.
     """
     K = skew(K)
     large = _radius(K) > EXP_RADIUS
-    Q = _polynomial(torch.where(large[..., None, None], 0.0, K), EXP)
+    small = torch.where(large[..., None, None], 0.0, K)
+    q = small @ _polynomial(small, EXPM1)
     if large.any():
         x, E = torch.linalg.eigh(1j * K[large])
-        Q[large] = ((E * torch.exp(-1j * x).unsqueeze(-2)) @ E.mH).real
-    return orthonormalize(Q)
+        q[large] = ((E * torch.expm1(-1j * x).unsqueeze(-2)) @ E.mH).real
+    excess = q + q.mT + q.mT @ q
+    return q - (excess + q @ excess) / 2
+
+
+def exp(K: Tensor) -> Tensor:
+    """Exponential of so(h), re-projected on the orthogonal group."""
+    return torch.eye(K.shape[-1], dtype=K.dtype, device=K.device) + expm1(K)
 
 
 def _radius(K: Tensor) -> Tensor:

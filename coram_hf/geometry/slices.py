@@ -14,9 +14,6 @@ from coram_hf.config import CoramConfig
 CHUNK_BYTES = 24 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
 
-BLOCK_BYTES = 8 * 2**20
-"""Size of the rows processed while they stay in a cache, if loading them again costs little."""
-
 
 class Chunk(NamedTuple):
     """Rows `start:stop` of the (permuted) matrix, to be read as slices of `height` rows."""
@@ -86,6 +83,16 @@ def largest(work: Iterable[Chunk]) -> int:
     return max((chunk.stop - chunk.start for chunk in work), default=0)
 
 
+def with_float64(device: torch.device) -> torch.device:
+    """The device, or the CPU in place of one without float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def as_float64(tensor: Tensor) -> Tensor:
+    """In float64, on the CPU if the tensor's device has none."""
+    return tensor.to(with_float64(tensor.device)).double()
+
+
 class Rows:
     """Matrices of one shape, base first: the order of their rows, and the memory to load slices in."""
 
@@ -96,19 +103,21 @@ class Rows:
         factors: Sequence[float],
         device: torch.device,
         order: Tensor | None,
+        compute: torch.dtype,
     ) -> None:
         """`order`: the permutation whose consecutive runs of rows are the slices; None: as stored."""
-        n_experts, compute, height = len(factors), config.torch_compute_dtype, config.slice_height
-        self.weights = torch.tensor(config.expert_weights(n_experts), dtype=compute, device=device)
-        self._matrices = matrices
+        self.weights = torch.tensor(
+            config.expert_weights(len(factors)), dtype=torch.float64, device=with_float64(device)
+        )
+        self._matrices, self._compute, self._device = matrices, compute, device
         self._d_out, self._d_in = matrices[0].shape
         self._row_numel = len(matrices) * self._d_in
-        self._slice_bytes = height * self._row_numel * compute.itemsize
+        self._slice_bytes = config.slice_height * self._row_numel * compute.itemsize
         self._balanced = any(factor != 1 for factor in factors)
         self._order = order
 
     def _reserve(self, work: Iterable[Chunk]) -> None:
-        self._buffer = buffer_for(work, self._row_numel, self.weights.dtype, self.weights.device)
+        self._buffer = buffer_for(work, self._row_numel, self._compute, self._device)
 
     def _load(self, chunk: Chunk) -> Tensor:
         return load(self._matrices, chunk, self._order, self._buffer)

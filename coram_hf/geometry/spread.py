@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import CoramConfig, Spread
-from coram_hf.geometry.slices import buffer_for, chunks, load
+from coram_hf.geometry.slices import buffer_for, chunks, load, with_float64
 
 
 def order_of(
@@ -18,9 +18,7 @@ def order_of(
     """The row permutation of a configuration; None if rows stay as they are stored."""
     if config.spread is None:
         return None
-    return spread_order(
-        base, experts, config.spread, config.slice_height, factors, config.torch_compute_dtype
-    )
+    return spread_order(base, experts, config.spread, config.slice_height, factors)
 
 
 def spread_order(
@@ -29,10 +27,9 @@ def spread_order(
     mode: Spread,
     height: int,
     factors: Sequence[float],
-    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """The row permutation whose consecutive runs of h rows are the spread slices."""
-    scores = row_scores(base, experts, dtype) * torch.tensor(factors, dtype=torch.float64).abs()[:, None]
+    scores = row_scores(base, experts) * torch.tensor(factors, dtype=torch.float64).abs()[:, None]
     return deal_rows(scores, mode, height).to(base.device)
 
 
@@ -49,9 +46,13 @@ def deal_rows(scores: Tensor, mode: Spread, height: int) -> Tensor:
     return torch.cat([dealt, left_over])
 
 
-def row_scores(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-    """s_i(r) = |dW_i[r]| / |W_0[r]| as (experts, rows); a row that is zero in the base scores 0."""
+def row_scores(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
+    """s_i(r) = |dW_i[r]| / |W_0[r]| as (experts, rows); a row that is zero in the base scores 0.
+
+    In float64 whatever the precision of the merge, since rounding errors could change the order of rows.
+    """
     matrices = [base, *experts]
+    dtype = torch.float64 if with_float64(base.device) == base.device else torch.float32
     d_out, d_in = base.shape
     work = list(chunks(d_out, 1, 4 * len(matrices) * d_in * dtype.itemsize))
     buffer = buffer_for(work, len(matrices) * d_in, dtype, base.device)

@@ -83,7 +83,13 @@ class Coram:
             elif parameter.target is not None:
                 for i, (_, base, experts) in enumerate(parameter.matrices()):
                     for merged in merge_rows(
-                        base, experts, config, factors=factors, device=parameter.device, measure=measure
+                        base,
+                        experts,
+                        config,
+                        factors=factors,
+                        device=parameter.device,
+                        measure=measure,
+                        result=inputs.dtype,
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)
             elif residual is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from coram_hf.amplitude import UpdateNorms
 from coram_hf.errors import CoramError
-from coram_hf.geometry import SliceStats, squared_norms
+from coram_hf.geometry import SUMS, SliceStats, squared_norms
 from coram_hf.inputs.inputs import Parameter
 
 
@@ -72,7 +72,8 @@ def total(records: Iterable[Record]) -> Record:
     )
     for record in every:
         whole.slices += record.slices
-    whole.slices.squared_norm = math.fsum(record.slices.squared_norm for record in every)
+    for name in SUMS:
+        setattr(whole.slices, name, math.fsum(getattr(record.slices, name) for record in every))
     whole.updates = _sums([record.updates for record in every])
     whole.decorrelation = _sums([record.decorrelation for record in every])
     return whole
