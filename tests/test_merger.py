@@ -278,6 +278,7 @@ def test_the_report_counts_and_serialises():
     assert record["slice_height"] == 16
     assert record["n_experts"] == 5
     kinds = {"targets", "residual", "slices", "det_flips", "near_pi", "svd_fallbacks", "frameless"}
+    kinds |= {"float32", "float64_fallbacks"}
     assert set(record["counts"]) == kinds
     assert record["counts"]["targets"] == 14
     heights = [base.state_dict()[t].shape[0] for t in TARGETS]

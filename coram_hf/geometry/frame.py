@@ -17,6 +17,7 @@ from torch import Tensor
 from coram_hf.config import Branch
 from coram_hf.geometry import rotations
 from coram_hf.geometry.products import Products
+from coram_hf.geometry.slices import times
 
 FACTORS: dict[Branch, str] = {
     "full": "qsv",
@@ -74,7 +75,7 @@ class Frame:
     """S_i of some slices, base first, U_0 and Q_i, and the merged left factor; subclasses add the right one.
 
     S: (slices, models, height), in descending order; U0: (slices, height, height); Q: (slices, experts,
-    height, height), as they were found: with rounding errors and reflections.
+    height, height), not yet without reflections.
     """
 
     def __init__(self, U0: Tensor, S: Tensor, Q: Tensor, weights: Tensor) -> None:
@@ -83,7 +84,7 @@ class Frame:
     @cached_property
     def turns(self) -> Turns:
         """Rotations of the experts' frames and their logarithms."""
-        Q, reflected = rotations.to_special(rotations.orthonormalize(self.Q))
+        Q, reflected = rotations.to_special(self.Q)
         K, near_pi = rotations.log(Q)
         return Turns(Q, K, reflected, near_pi)
 
@@ -126,8 +127,8 @@ class GramFrame(Frame):
             trusted &= squares.sum(-1) > SMALLEST_SQUARE
 
         U = U0.unsqueeze(1)
-        F = U.mT @ cross @ U
-        H = torch.diag_embed(squares).unsqueeze(1) + F + F.mT + U.mT @ own @ U
+        F = times(times(U.mT, cross), U)
+        H = torch.diag_embed(squares).unsqueeze(1) + F + F.mT + times(times(U.mT, own), U)
         found, Q = (t.flip(-1) for t in torch.linalg.eigh(H))
         trusted &= self._has_digits(found, ROUNDED_CONDITION).all(1)
         if rounded:
@@ -146,7 +147,7 @@ class GramFrame(Frame):
     @cached_property
     def P(self) -> Tensor:
         """[P_1, ..., P_N], P_i = w_i S_i^-1 U_i^T: sum w_i V_i^T = sum P_i W_0 + Z with Z = sum P_i tau_i."""
-        return (self._turned_P @ self.U0.mT.unsqueeze(1)).transpose(1, 2).flatten(2)
+        return times(self._turned_P, self.U0.mT.unsqueeze(1)).transpose(1, 2).flatten(2)
 
     @cached_property
     def _turned_P(self) -> Tensor:
@@ -161,19 +162,19 @@ class GramFrame(Frame):
         L_0 = U_0 (q S_0 + (I + q) S_0 (e + (1 + e) (c + (I + c) rho))) S_0^-1 U_0^T.
         """
         factors, S0, trusted = FACTORS[branch], self.S[:, 0], self.trusted
-        turned = self._eye + self.turn if "q" in factors else self._eye
+        turned = self._eye + self.turn if "q" in factors else self._eye.expand_as(self.U0)
         scaled = S0 * (1 + self.shift) if "s" in factors else S0
         inner = torch.diag_embed(S0 * self.shift) if "s" in factors else torch.zeros_like(self.U0)
         if "v" in factors:
             assert ZZ is not None
             root, right, trusted = self._polar(ZZ)
             inner = inner + scaled.unsqueeze(-1) * right
-        outer = turned @ inner
+        outer = times(turned, inner)
         if "q" in factors:
             outer = outer + self.turn * S0.unsqueeze(-2)
-        L = self.U0 @ (outer / S0.unsqueeze(-2)) @ self.U0.mT
+        L = times(times(self.U0, outer / S0.unsqueeze(-2)), self.U0.mT)
         if "v" in factors:
-            L = torch.cat([self.U0 @ (turned * scaled.unsqueeze(-2)) @ root, L], -1)
+            L = torch.cat([times(times(self.U0, turned * scaled.unsqueeze(-2)), root), L], -1)
         return Update(L, trusted)
 
     def _polar(self, ZZ: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,15 +182,17 @@ class GramFrame(Frame):
         S0, S = self.S[:, :1], self.S[:, 1:]
         turns = (self.Q.mT - self._eye) * (S0.unsqueeze(-2) / S.unsqueeze(-1))
         rho = self.mean(turns + torch.diag_embed((S0 - S) / S))
-        mixed = (self._F @ self._turned_P.mT).sum(1) / S0.mT
-        half = rho + mixed + rho @ mixed
-        D = half + half.mT + rho @ rho.mT + _where(self.trusted, ZZ.to(rho), 0.0)
-        d, E = torch.linalg.eigh(D)
-        trusted = self.trusted & self._has_digits(1 + d.flip(-1), ROUNDED_POLAR)
-        d = _where(trusted, d, 0.0)
-        root = (1 + d).sqrt()
-        c = (E * (-d / (root * (1 + root))).unsqueeze(-2)) @ E.mT
-        return self._eye + c, c + rho + c @ rho, trusted
+        mixed = times(self._F, self._turned_P.mT).sum(1) / S0.mT
+        half = rho + mixed + times(rho, mixed)
+        D = half + half.mT + times(rho, rho.mT) + _where(self.trusted, ZZ.to(rho), 0.0)
+        trusted = self.trusted.clone()
+        uncertain = torch.linalg.matrix_norm(D) > 0.5
+        if uncertain.any():
+            squares = 1 + torch.linalg.eigvalsh(D[uncertain]).flip(-1)
+            trusted[uncertain] &= self._has_digits(squares, ROUNDED_POLAR)
+            D = _where(trusted, D, 0.0)
+        c = rotations.inverse_root(D)
+        return self._eye + c, c + rho + times(c, rho), trusted
 
 
 class SvdFrame(Frame):
@@ -208,7 +211,8 @@ class SvdFrame(Frame):
         overlaps = (U[:, 1:] * U[:, :1]).sum(-2) + (self._Vh[:, 1:] * self._Vh[:, :1]).sum(-1)
         sign = torch.where(overlaps < 0, -1.0, 1.0).to(U)
         self._Vh[:, 1:] *= sign.unsqueeze(-1)
-        super().__init__(U[:, 0], S, U[:, :1].mT @ (U[:, 1:] * sign.unsqueeze(-2)), weights)
+        Q = U[:, :1].mT @ (U[:, 1:] * sign.unsqueeze(-2))
+        super().__init__(U[:, 0], S, rotations.orthonormalize(Q), weights)
 
     def merged(self, branch: Branch) -> Tensor:
         """W_merge of the slices that have a frame."""

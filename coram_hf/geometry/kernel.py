@@ -49,7 +49,7 @@ class SliceStats:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MEASURES}
 
     @property
-    def float32_error(self) -> float | None:
+    def float32_difference(self) -> float | None:
         """|update in float32 - update in float64| / |update| of the sampled slices."""
         return math.sqrt(self.deviation / self.sampled) if self.sampled else None
 

@@ -26,6 +26,7 @@ from coram_hf.geometry.slices import (
     largest,
     row_blocks,
     scratch,
+    with_float64,
 )
 from coram_hf.geometry.spread import order_of
 
@@ -115,8 +116,11 @@ def merge_rows(
     """
     factors = [1.0] * len(experts) if factors is None else factors
     matrices = [base, *experts]
+    device = base.device if device is None else device
     compute = config.compute_in([*(m.dtype for m in matrices), *([] if result is None else [result])])
-    source = SliceRows(matrices, config, factors, base.device if device is None else device, compute)
+    if config.compute_dtype == "auto" and with_float64(device) != device:
+        compute = torch.float32
+    source = SliceRows(matrices, config, factors, device, compute)
     for part in source.parts:
         stack, eta, squares = source.load(part, measure=measure)
         update, stats, found = merge_slices(stack, source.weights, config.branch, source.room(part))

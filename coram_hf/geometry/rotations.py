@@ -8,11 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from coram_hf.geometry.slices import times
+
 NEAR_PI = 3.0
 """Angles above this take the near-pi logarithm: there the Cayley transform loses its accuracy."""
 
-ARTANH, ARTANH_RADIUS = [1 / (2 * k + 1) for k in range(16)], 0.3
-"""artanh(C) = C sum_k C^2k / (2k + 1), and the |C| up to which these terms suffice: 0.3^33 / 33 < 1e-18."""
+ARCSINH, ARCSINH_RADIUS = [(-1) ** k * math.comb(2 * k, k) / 4**k / (2 * k + 1) for k in range(16)], 0.4
+"""arcsinh(A) = A sum_k (-1)^k (2k choose k) / 4^k A^2k / (2k + 1), and the |A| up to which these terms
+suffice: 0.4^32 * 0.004 < 1e-15."""
+
+NEAR = 0.5
+"""Q with tr Q > h - 0.5 has |Q - I|_F < 1: it is in SO(h), with all angles below 60 degrees."""
+
+ROOT, ROOT_RADIUS = [(-1) ** k * math.comb(2 * k, k) / 4**k for k in range(1, 17)], 0.1
+"""(I + D)^(-1/2) - I = D sum_k c_k D^k, and the |D| up to which these terms suffice: 0.1^17 < 1e-16."""
 
 EXPM1, EXP_RADIUS = [1 / math.factorial(k + 1) for k in range(16)], 0.5
 """exp(K) - I = K sum_k K^k / (k + 1)!, and the |K| up to which these terms suffice: 0.5^17 / 17! < 1e-18."""
@@ -28,12 +37,15 @@ def skew(K: Tensor) -> Tensor:
 
 def orthonormalize(Q: Tensor) -> Tensor:
     """polar(Q) of a matrix that is orthogonal up to rounding: one Newton-Schulz step, Q (3I - Q^T Q) / 2."""
-    return 1.5 * Q - 0.5 * Q @ (Q.mT @ Q)
+    return 1.5 * Q - 0.5 * times(Q, times(Q.mT, Q))
 
 
 def to_special(Q: Tensor) -> tuple[Tensor, Tensor]:
     """Negate the last column where det Q < 0, so that Q is in SO(h); also returns where it did so."""
-    reflected = torch.linalg.det(Q) < 0
+    reflected = ~_is_near(Q)
+    if not reflected.any():
+        return Q, reflected
+    reflected[reflected.clone()] = torch.linalg.det(Q[reflected]) < 0
     sign = torch.where(reflected, -1.0, 1.0).to(Q.dtype)
     return torch.cat([Q[..., :-1], Q[..., -1:] * sign[..., None, None]], dim=-1), reflected
 
@@ -41,24 +53,33 @@ def to_special(Q: Tensor) -> tuple[Tensor, Tensor]:
 def log(Q: Tensor) -> tuple[Tensor, Tensor]:
     """Principal logarithm on SO(h); also returns which rotations took the near-pi path.
 
-    C = (Q + I)^-1 (Q - I) is skew with eigenvalues i tan(theta / 2), so log Q = 2 artanh C: its series where
-    all angles are small, and otherwise the Hermitian i C = E diag(x) E^H, log Q = Im(E diag(2 arctan x) E^H).
+    A = (Q - Q^T) / 2 has eigenvalues i sin(theta), so log Q = arcsinh A: its series where all angles are
+    small. Otherwise C = (Q + I)^-1 (Q - I) is skew with eigenvalues i tan(theta / 2), and the Hermitian
+    i C = E diag(x) E^H gives log Q = Im(E diag(2 arctan x) E^H).
     """
+    A = skew(Q)
+    large = ~_is_near(Q) | (_radius(A) > ARCSINH_RADIUS)
+    near_pi = torch.zeros_like(large)
+    some = bool(large.any())
+    if some:
+        A = torch.where(large[..., None, None], 0.0, A)
+    K = times(A, _polynomial(times(A, A), ARCSINH))
+    if some:
+        K[large], near_pi[large] = _log_of_large(Q[large])
+    return skew(K), near_pi
+
+
+def _log_of_large(Q: Tensor) -> tuple[Tensor, Tensor]:
+    """log of rotations by any angles; also returns which of them took the near-pi path."""
     eye = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
     solution, failure = torch.linalg.solve_ex(Q + eye, Q - eye)
     solved = (failure == 0) & (solution.abs().amax((-2, -1)) < 1e6)
-    C = skew(torch.where(solved[..., None, None], solution, 0.0))
-    large = ~solved | (_radius(C) > ARTANH_RADIUS)
-    C_small = torch.where(large[..., None, None], 0.0, C)
-    K = 2 * C_small @ _polynomial(C_small @ C_small, ARTANH)
-    near_pi = torch.zeros_like(large)
-    if large.any():
-        x, E = torch.linalg.eigh(1j * C[large])
-        K[large] = skew(((E * (2 * torch.arctan(x)).unsqueeze(-2)) @ E.mH).imag)
-        near_pi[large] = ~solved[large] | (x.abs().amax(-1) > math.tan(NEAR_PI / 2))
+    x, E = torch.linalg.eigh(1j * skew(torch.where(solved[..., None, None], solution, 0.0)))
+    K = skew(((E * (2 * torch.arctan(x)).unsqueeze(-2)) @ E.mH).imag)
+    near_pi = ~solved | (x.abs().amax(-1) > math.tan(NEAR_PI / 2))
     if near_pi.any():
         K[near_pi] = torch.stack([_log_near_pi(q) for q in Q[near_pi]])
-    return skew(K), near_pi
+    return K, near_pi
 
 
 def expm1(K: Tensor) -> Tensor:
@@ -69,18 +90,37 @@ def expm1(K: Tensor) -> Tensor:
     """
     K = skew(K)
     large = _radius(K) > EXP_RADIUS
-    small = torch.where(large[..., None, None], 0.0, K)
-    q = small @ _polynomial(small, EXPM1)
-    if large.any():
+    some = bool(large.any())
+    small = torch.where(large[..., None, None], 0.0, K) if some else K
+    q = times(small, _polynomial(small, EXPM1))
+    if some:
         x, E = torch.linalg.eigh(1j * K[large])
         q[large] = ((E * torch.expm1(-1j * x).unsqueeze(-2)) @ E.mH).real
-    excess = q + q.mT + q.mT @ q
-    return q - (excess + q @ excess) / 2
+    excess = q + q.mT + times(q.mT, q)
+    return q - (excess + times(q, excess)) / 2
 
 
 def exp(K: Tensor) -> Tensor:
     """Exponential of so(h), re-projected on the orthogonal group."""
     return torch.eye(K.shape[-1], dtype=K.dtype, device=K.device) + expm1(K)
+
+
+def inverse_root(D: Tensor) -> Tensor:
+    """(I + D)^(-1/2) - I of symmetric matrices D with eigenvalues above -1; it vanishes with D."""
+    large = torch.linalg.matrix_norm(D) > ROOT_RADIUS
+    some = bool(large.any())
+    small = torch.where(large[..., None, None], 0.0, D) if some else D
+    c = times(small, _polynomial(small, ROOT))
+    if some:
+        d, E = torch.linalg.eigh(D[large])
+        root = (1 + d).sqrt()
+        c[large] = (E * (-d / (root * (1 + root))).unsqueeze(-2)) @ E.mT
+    return c
+
+
+def _is_near(Q: Tensor) -> Tensor:
+    """Whether a matrix that is orthogonal up to rounding is certainly near the identity."""
+    return Q.diagonal(0, -2, -1).sum(-1) > Q.shape[-1] - NEAR
 
 
 def _radius(K: Tensor) -> Tensor:
@@ -90,14 +130,14 @@ def _radius(K: Tensor) -> Tensor:
 
 def _polynomial(X: Tensor, coefficients: Sequence[float]) -> Tensor:
     """sum_k c_k X^k for 16 coefficients in six products, after Paterson and Stockmeyer."""
-    square = X @ X
+    square = times(X, X)
     eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device).expand_as(X)
-    powers = torch.stack([eye, X, square, square @ X])
+    powers = torch.stack([eye, X, square, times(square, X)])
     table = torch.tensor(coefficients, dtype=X.dtype, device=X.device).view(4, 4)
     *others, total = torch.tensordot(table, powers, 1)
-    fourth = square @ square
+    fourth = times(square, square)
     for block in reversed(others):
-        total = total @ fourth + block
+        total = times(total, fourth) + block
     return total
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,6 +92,13 @@ def with_float64(device: torch.device) -> torch.device:
 def as_float64(tensor: Tensor) -> Tensor:
     """In float64, on the CPU if the tensor's device has none."""
     return tensor.to(with_float64(tensor.device)).double()
+
+
+def times(A: Tensor, B: Tensor) -> Tensor:
+    """A B of many small matrices; on the CPU numpy's product, which takes a third of torch's time."""
+    if A.device.type != "cpu":
+        return A @ B
+    return torch.from_numpy(np.matmul(A.numpy(), B.numpy()))
 
 
 class Rows:

@@ -45,6 +45,8 @@ COUNTS = {
     "slices": "slices",
     "det_flips": "rotations that were reflections, and had a column negated",
     "near_pi": "rotations by an angle near pi",
+    "float32": "slices merged in float32, all others in float64",
+    "float64_fallbacks": "slices that float32 was not certain to merge to 1e-5, merged in float64",
     "svd_fallbacks": "slices too badly conditioned for the fast kernel, merged by SVD",
     "frameless": "slices without a frame, merged by the mean",
 }
@@ -236,6 +238,13 @@ def _counts(report: MergeReport) -> list[tuple[str, str]]:
         for name, error in report.orthogonality_errors.items()
     ]
     rows.append(("worst condition number of a slice", number(report.worst_condition)))
+    if report.float32_difference is not None:
+        rows.append(
+            (
+                "update in float32 against float64, relative difference of sampled slices",
+                number(report.float32_difference),
+            )
+        )
     if not report.adapter:
         rows.append(("rounding to the stored dtype, relative to the update", number(report.rounding_loss)))
     return [*rows, ("share of the update norm that was left at the base", f"{report.left_at_base:.1%}")]

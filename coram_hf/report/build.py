@@ -116,6 +116,7 @@ def build_report(
         retention=retained(inputs, records, survey).by_kind(),
         kinds=plan.kind_counts,
         worst_condition=whole.slices.worst_condition or None,
+        float32_difference=whole.slices.float32_difference,
         model_class=type(inputs.model).__name__,
         library=inputs.library,
         dtype=dtype_name(inputs),

@@ -77,7 +77,10 @@ class MergeReport(Shown):
     if they are at right angles; overlap_before and overlap_after are the mean over pairs of experts
     of <G_i, G_j> / (|G_i| |G_j|), with G_i = tau_i^T tau_i and sums over all targets; for matrices with more
     than 256 inputs they are estimated from 16 random directions. Empty without decorrelation.
-    counts: targets, residual, slices, det_flips, near_pi, svd_fallbacks, frameless.
+    counts: targets, residual, slices, det_flips, near_pi, and slices that were merged from products in
+    float32, had to take float64 or an SVD in their place, or have no frame.
+    float32_difference: |update in float32 - update in float64| / |update| of the first and the last slice of
+    every matrix's first chunk, if any were merged in float32.
     outside_share: per expert, the norm of its update outside the targets over that of its whole update;
     left_at_base: this share over all experts together, as far as it stayed at the base.
     rounding_loss: |error of rounding to the model's dtype| / |update|, over all written tensors.
@@ -128,6 +131,7 @@ class MergeReport(Shown):
     retention: dict[str, float] = field(default_factory=dict)
     kinds: dict[str, dict[str, int]] = field(default_factory=dict)
     worst_condition: float | None = None
+    float32_difference: float | None = None
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapter: dict[str, Any] = field(default_factory=dict)
     adapter_ranks: dict[str, int] = field(default_factory=dict)
@@ -232,6 +236,7 @@ class MergeReport(Shown):
                 **{DECORRELATION[key]: value for key, value in self.decorrelation.items()},
                 "merged tensors": counts.get("targets", 0) + counts.get("residual", 0),
                 "slices without a frame": counts.get("frameless"),
+                "slices merged in float32": counts.get("float32"),
                 "update left at the base": self.left_at_base,
                 "lost by rounding": self.rounding_loss,
                 **kind_lines(self.kinds),
