@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, Self, get_args, get_type_hints
 
 from coram_hf.config.declared import Checked, Declared, Range, check_names, declared
 from coram_hf.config.factors import Factors, check_count, check_factors
@@ -26,9 +26,6 @@ from coram_hf.config.saved import Saved
 from coram_hf.config.settings import Place
 from coram_hf.config.weights import Weighing, Weights, normalized_weights, weigh
 from coram_hf.errors import CoramError
-
-if TYPE_CHECKING:
-    import torch
 
 Scale = Literal["sqrt_n", "c_rms", "neutral"]
 Balance = Literal["damp", "root", "equal", "auto"]
@@ -180,9 +177,8 @@ class CoramConfig(Options, Saved):
     keep: Keep = None
     compute_dtype: Annotated[
         ComputeDtype,
-        "Precision of the large products: auto is float32 where base, experts and result have 16 bits, and "
-        "float64 elsewhere. In float32 the update differs by less than 1e-5 of its norm; slices for which "
-        "that is not certain take float64.",
+        "Precision of the large products: auto is float32 where base, experts and result have 16 bits "
+        "(slices that could differ by 1e-5 of the update take float64), and float64 elsewhere.",
     ] = "auto"
 
     def __post_init__(self) -> None:
@@ -261,14 +257,6 @@ class CoramConfig(Options, Saved):
         if self.factors is not None:
             check_count(self.factors, n_experts)
         return self.factors
-
-    def compute_in(self, dtypes: Iterable[torch.dtype]) -> torch.dtype:
-        """The dtype of the large products for base, experts and result of these dtypes."""
-        import torch
-
-        if self.compute_dtype != "auto":
-            return torch.float64 if self.compute_dtype == "float64" else torch.float32
-        return torch.float32 if all(dtype.itemsize <= 2 for dtype in dtypes) else torch.float64
 
 
 RECOMMENDED = {"decorrelate": "auto", "balance": "auto", "scale": "neutral", "kappa": 1.15}

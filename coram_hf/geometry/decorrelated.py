@@ -12,6 +12,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig, Decorrelate
 from coram_hf.geometry.decorrelate import decorrelated, default_rank
 from coram_hf.geometry.linalg import gram_of_columns, rows_through_gram
+from coram_hf.geometry.slices import compute_dtype
 
 Factors = tuple[Tensor, Tensor]
 """B (m x r) and A (r x n) of an update B A of low rank."""
@@ -112,9 +113,10 @@ def _decorrelated_cores(
 
 
 def _loaded(base: Tensor, config: CoramConfig, device: torch.device | None) -> Tensor:
-    """W_0 in float64 or, for `ridge`, which is well-conditioned, in the precision of the geometry."""
-    dtype = config.compute_in([torch.float64]) if config.decorrelate == "ridge" else torch.float64
-    return base.detach().to(base.device if device is None else device, dtype)
+    """W_0 in float64 unless float32 is requested, which only `ridge`, being well-conditioned, takes."""
+    device = base.device if device is None else device
+    asked = compute_dtype(config, [torch.float64], device)
+    return base.detach().to(device, asked if config.decorrelate == "ridge" else torch.float64)
 
 
 def _measured(before: Tensor, after: Sequence[Tensor], factors: Sequence[float] | None) -> Decorrelation:

@@ -22,11 +22,11 @@ from coram_hf.geometry.slices import (
     as_float64,
     as_rows,
     chunks,
+    compute_dtype,
     gather,
     largest,
     row_blocks,
     scratch,
-    with_float64,
 )
 from coram_hf.geometry.spread import order_of
 
@@ -105,24 +105,25 @@ def merge_rows(
     factors: Sequence[float] | None = None,
     device: torch.device | None = None,
     measure: bool = False,
+    exact: bool = False,
     result: torch.dtype | None = None,
 ) -> Iterator[MergedRows]:
     """W_merge - W_0 of one matrix, a few rows at a time, in tens of megabytes regardless of its size.
 
     `factors` rescales every expert's update first, W_i <- W_0 + f_i (W_i - W_0). Rows are merged on
-    `device`, by default where the base is. `measure` adds the norms of the experts' own updates. `result` is
-    the dtype in which the merged weights will be stored, if not the base's. Experts are merged as they are:
-    decorrelation, which needs all rows at once, comes before.
+    `device`, by default where the base is. `measure` adds the norms of the experts' own updates, which are
+    as exact as the products are, 1e-7 in float32, unless `exact` requests more. `result` is the dtype in
+    which the merged weights will be stored, if not the base's. Experts are merged as they are: decorrelation,
+    which needs all rows at once, comes before.
     """
     factors = [1.0] * len(experts) if factors is None else factors
     matrices = [base, *experts]
     device = base.device if device is None else device
-    compute = config.compute_in([*(m.dtype for m in matrices), *([] if result is None else [result])])
-    if config.compute_dtype == "auto" and with_float64(device) != device:
-        compute = torch.float32
+    dtypes = [result or base.dtype, *(matrix.dtype for matrix in matrices)]
+    compute = compute_dtype(config, dtypes, device)
     source = SliceRows(matrices, config, factors, device, compute)
     for part in source.parts:
-        stack, eta, squares = source.load(part, measure=measure)
+        stack, eta, squares = source.load(part, measure=measure, exact=exact)
         update, stats, found = merge_slices(stack, source.weights, config.branch, source.room(part))
         if part.start == 0 and compute != torch.float64:
             _sample(stack, update, source.weights, config.branch, stats)
@@ -171,14 +172,16 @@ class SliceRows(Rows):
         self._reserve(self.parts)
         self._result = scratch("update", largest(self.parts) * self._d_in, compute, device)
 
-    def load(self, part: Chunk, *, measure: bool = False) -> Loaded:
+    def load(self, part: Chunk, *, measure: bool = False, exact: bool = False) -> Loaded:
         """A part as the configuration merges it, laid out as in `products`; the next call overwrites it.
 
-        `measure` requests |W_0|^2 and |W_i - W_0|^2 of the stored weights, if products will not tell.
+        `measure` requests |W_0|^2 and |W_i - W_0|^2 of the stored weights, if products will not tell them, or
+        not exactly.
         """
         stack = self._stack(part)
         updates = stack[:, EXPERTS:]
-        told = self._conflict is None and all(self._factors)
+        rounded = exact and stack.dtype != torch.float64
+        told = self._conflict is None and all(self._factors) and not rounded
         squares = block_squares(stack) if measure and not told else None
         for tau, factor in zip(updates.unbind(1), self._factors, strict=True):
             if factor != 1:
@@ -206,7 +209,7 @@ class SliceRows(Rows):
     def stored_squares(self, squares: Tensor, stack: Tensor) -> Tensor:
         """|W_0|^2 and |W_i - W_0|^2 from those of base and rescaled updates, unless they overflowed."""
         if not squares.isfinite().all():
-            squares = block_squares(as_float64(stack))
+            squares = block_squares(stack)
         return squares / squares.new_tensor([1.0, *self._factors]).square()
 
     def room(self, part: Chunk) -> Tensor:
@@ -222,8 +225,8 @@ class SliceRows(Rows):
 
 
 def block_squares(stack: Tensor) -> Tensor:
-    """|W_0|^2 and |tau_i|^2 over some slices."""
-    norms = [torch.linalg.vector_norm(block) for block in stack[:, BASE:].unbind(1)]
+    """|W_0|^2 and |tau_i|^2 over some slices, summed in float64."""
+    norms = [torch.linalg.vector_norm(as_float64(block)) for block in stack[:, BASE:].unbind(1)]
     return torch.stack(norms).square()
 
 

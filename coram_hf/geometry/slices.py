@@ -94,6 +94,14 @@ def as_float64(tensor: Tensor) -> Tensor:
     return tensor.to(with_float64(tensor.device)).double()
 
 
+def compute_dtype(config: CoramConfig, dtypes: Iterable[torch.dtype], device: torch.device) -> torch.dtype:
+    """The dtype of the large products for base, experts and result of these dtypes."""
+    if config.compute_dtype != "auto":
+        return torch.float32 if config.compute_dtype == "float32" else torch.float64
+    narrow = all(dtype.itemsize <= 2 for dtype in dtypes)
+    return torch.float32 if narrow or with_float64(device) != device else torch.float64
+
+
 def times(A: Tensor, B: Tensor) -> Tensor:
     """A B of many small matrices; on the CPU numpy's product, which takes a third of torch's time."""
     if A.device.type != "cpu":

@@ -89,6 +89,7 @@ class Coram:
                         factors=factors,
                         device=parameter.device,
                         measure=measure,
+                        exact=config.scale != "sqrt_n",
                         result=inputs.dtype,
                     ):
                         yield Block(i, merged.rows, merged.update, merged.stats, merged.squares)

@@ -7,7 +7,7 @@ from helpers import reference
 from helpers.matrices import additive_experts, multiplicative_experts, relative_error, tensors, with_spectrum
 
 from coram_hf import CoramConfig
-from coram_hf.geometry import kernel, merge_matrix, merge_update
+from coram_hf.geometry import merge_matrix, merge_update
 
 BRANCHES = ("full", "lr", "q", "s", "v", "qs", "sv")
 CONFLICTS = (None, "nca", "nca+ave", "ca", "ca+ave")
@@ -128,15 +128,6 @@ def test_every_float_dtype_is_read_exactly(dtype):
     np.testing.assert_allclose(merged.double().numpy(), exact, rtol=0, atol=tolerance * np.abs(exact).max())
 
 
-def test_float32_compute_agrees_with_float64():
-    rng = np.random.default_rng(4)
-    w0 = rng.standard_normal((64, 200))
-    base, *others = tensors([w0, *additive_experts(rng, w0, 4, size=0.05)], torch.float32)
-    coarse = merge_update(base, others, CoramConfig(compute_dtype="float32"))[0]
-    fine = merge_update(base, others, CoramConfig())[0]
-    assert (coarse - fine).norm() <= 1e-3 * fine.norm()
-
-
 def test_transposed_and_strided_matrices_are_merged_like_their_copies():
     rng = np.random.default_rng(5)
     w0 = rng.standard_normal((24, 40))
@@ -242,32 +233,3 @@ def test_numbers_too_large_to_square_take_the_svd_path():
     update, stats = merge_update(base, others, CoramConfig())
     assert stats.svd_fallbacks == 1
     torch.testing.assert_close(update / 1e200, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_products_of_slices_on_one_core_and_on_two(threads):
-    rng = torch.Generator().manual_seed(0)
-    rows = torch.randn(3, 12, 40, dtype=torch.float64, generator=rng)
-    coefficients = torch.randn(3, 4, 12, dtype=torch.float64, generator=rng)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        gram = kernel.gram_of(rows)
-        out = kernel.combine(coefficients, rows, torch.empty(3, 4, 40, dtype=torch.float64))
-    finally:
-        torch.set_num_threads(before)
-    torch.testing.assert_close(gram, torch.einsum("bid,bjd->bij", rows, rows), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(out, torch.einsum("bij,bjd->bid", coefficients, rows), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("n_rows", [8, 100, 131])
-def test_slices_that_are_loaded_twice_are_merged_as_whole_ones(n_rows, monkeypatch):
-    rng = torch.Generator().manual_seed(1)
-    base = torch.randn(n_rows, 24, dtype=torch.float64, generator=rng)
-    experts = [base + 0.05 * torch.randn(base.shape, dtype=torch.float64, generator=rng) for _ in range(3)]
-    whole, stats = merge_update(base, experts, CoramConfig())
-    monkeypatch.setattr("coram_hf.geometry.merge.BLOCK_BYTES", 1)
-    monkeypatch.setattr("coram_hf.geometry.merge.GRAM_BYTES", 5 * (4 * 8) ** 2 * 8)
-    parted, parted_stats = merge_update(base, experts, CoramConfig())
-    torch.testing.assert_close(parted, whole, rtol=1e-12, atol=1e-13)
-    assert parted_stats.counts() == stats.counts()
