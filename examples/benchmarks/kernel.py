@@ -2,9 +2,9 @@
 
     python examples/benchmarks/kernel.py [--size 4096] [--experts 5] [--height 8] [--threads 2]
 
-All have the same bfloat16 matrices in the same run; the last column of the first table is the difference of
-the two updates relative to the update's norm. The mean is that of base and experts, summed in float32 a few
-rows at a time: about what it takes to go through the matrices once.
+All have the same bfloat16 matrices in the same run, and the kernel runs in both its precisions. The mean is
+that of base and experts, summed in float32 a few rows at a time: about what it takes to go through the
+matrices once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from common import a_core_each
 from torch import Tensor
 
 from coram_hf import CoramConfig
-from coram_hf.geometry import merge_matrix, merge_update
+from coram_hf.geometry import merge_update
+from coram_hf.geometry.cores import one_core as one_core_only
 
+ComputeDtype = Literal["float64", "float32"]
+DTYPES: tuple[ComputeDtype, ...] = ("float64", "float32")
 VARIANTS = (
     "full",
     "lr",
@@ -84,6 +90,18 @@ def best_time(run: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
+class Best(dict[str, float]):
+    """The least time of every implementation."""
+
+    def note(self, name: str, seconds: float) -> None:
+        self[name] = min(seconds, self.get(name, seconds))
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """|found - expected| / |expected|."""
+    return float((found - expected).norm() / expected.norm())
+
+
 def peak_extra_bytes(run: Callable[[], Tensor]) -> int:
     """Growth of resident anonymous memory during `run`, less the tensor that it returns."""
 
@@ -130,52 +148,72 @@ def main() -> None:
         for line in VARIANTS
     }
 
-    def ours(line: str, out: Tensor | None = None) -> Tensor:
-        return merge_update(base, experts, configs[line], out=out)[0]
+    def ours(line: str, dtype: ComputeDtype, out: Tensor | None = None) -> Tensor:
+        return merge_update(base, experts, replace(configs[line], compute_dtype=dtype), out=out)[0]
 
-    extra = max(peak_extra_bytes(lambda c=c: merge_matrix(base, experts, c)) for c in configs.values())
-    kernel_update = ours("full", torch.empty(base.shape, dtype=torch.float64))
     rival_update = svd_merge(base, experts, args.height)
-    kernel_time = rival_time = mean_time = float("inf")
-    for _ in range(args.repeats):
-        mean_time = min(mean_time, best_time(lambda: chunked_mean([base, *experts]), 3))
-        rival_time = min(rival_time, best_time(lambda: svd_merge(base, experts, args.height), 1))
-        kernel_time = min(kernel_time, best_time(lambda: ours("full"), 3))
-    updates = [torch.empty(base.shape) for _ in range(args.threads)]
-    threaded_kernel = threaded_mean = float("inf")
-    for _ in range(args.repeats):
-        threaded_kernel = min(threaded_kernel, a_core_each(lambda out: ours("full", out), updates))
-        threaded_mean = min(threaded_mean, a_core_each(lambda _: chunked_mean([base, *experts]), updates))
-    del updates
-    difference = float((kernel_update - rival_update).norm() / rival_update.norm())
-    del kernel_update, rival_update
+    found = {dtype: ours("full", dtype, torch.empty(base.shape, dtype=torch.float64)) for dtype in DTYPES}
+    differences = {dtype: relative(update, rival_update) for dtype, update in found.items()}
+    between = relative(found["float32"], found["float64"])
+    del found, rival_update
+    extra = max(
+        peak_extra_bytes(lambda line=line, dtype=dtype: ours(line, dtype))
+        for line in VARIANTS
+        for dtype in DTYPES
+    )
+    _, stats = merge_update(base, experts, replace(configs["full"], compute_dtype="float32"))
 
+    one_core, all_cores, each = Best(), Best(), Best()
+    updates = [torch.empty(base.shape) for _ in range(args.threads)]
+    runs: dict[str, Callable[[Tensor | None], object]] = {
+        "mean": lambda out: chunked_mean([base, *experts]),
+        **{dtype: (lambda out, dtype=dtype: ours("full", dtype, out)) for dtype in DTYPES},
+    }
+    for _ in range(args.repeats):
+        all_cores.note("svd", best_time(lambda: svd_merge(base, experts, args.height), 1))
+        for name, run in runs.items():
+            all_cores.note(name, best_time(partial(run, None), 2))
+            each.note(name, a_core_each(run, updates))
+            with one_core_only():
+                one_core.note(name, best_time(partial(run, updates[0]), 2))
     print(
         f"{args.size} x {args.size} bfloat16, N = {args.experts}, h = {args.height}, {args.threads} threads\n"
     )
-    print("| implementation | seconds | ratio | difference |\n|---|---|---|---|")
-    print(f"| batched float64 SVD | {rival_time:.2f} | {rival_time / kernel_time:.1f} | |")
-    print(f"| coram_hf | {kernel_time:.2f} | 1.0 | {difference:.1e} |")
-    print(f"| chunked mean | {mean_time:.3f} | {mean_time / kernel_time:.3f} | |\n")
-    print("coram_hf takes so many times as long as the mean:")
-    print(f"- one matrix on all cores: {kernel_time / mean_time:.1f}")
-    print(f"- a matrix a core, as merges run it: {threaded_kernel / threaded_mean:.1f}\n")
-    print(f"peak memory of merge_matrix beyond inputs and output, any line: {extra / 2**20:.0f} MB\n")
+    print(
+        "| implementation | one core, s | all cores, s | a matrix a core, s | times the mean | difference |"
+    )
+    print("|---|---|---|---|---|---|")
+    print(f"| batched float64 SVD | | {all_cores['svd']:.2f} | | | |")
+    for dtype in DTYPES:
+        ratio = each[dtype] / each["mean"]
+        print(
+            f"| coram_hf, {dtype} | {one_core[dtype]:.2f} | {all_cores[dtype]:.2f} | {each[dtype]:.2f} | "
+            f"{ratio:.1f} | {differences[dtype]:.1e} |"
+        )
+    print(
+        f"| chunked mean | {one_core['mean']:.3f} | {all_cores['mean']:.3f} | {each['mean']:.3f} | 1.0 | |\n"
+    )
+    print(
+        "The ratio to the mean is that of a matrix a core, as merges run; the difference is that of the update\n"
+        f"to the SVD's, relative to its norm. float32 differs from float64 by {between:.1e}, with "
+        f"{stats.float64_fallbacks} of\n{stats.slices} slices in float64.\n"
+    )
+    print(f"peak memory of a merge beyond inputs and output, any line: {extra / 2**20:.0f} MB\n")
 
     times = {line: float("inf") for line in VARIANTS}
     for _ in range(3 * args.repeats):
         for line in VARIANTS:
-            times[line] = min(times[line], best_time(lambda line=line: ours(line), 1))
-    print("| line | seconds | ratio to full |\n|---|---|---|")
+            times[line] = min(times[line], best_time(lambda line=line: ours(line, "float32"), 1))
+    print("| line, in float32 | seconds | ratio to full |\n|---|---|---|")
     for line, seconds in times.items():
         print(f"| `{line}` | {seconds:.2f} | {seconds / times['full']:.2f} |")
     results = {
-        "kernel_s": kernel_time,
-        "svd_s": rival_time,
-        "mean_s": mean_time,
-        "a_core_each": {"kernel_s": threaded_kernel, "mean_s": threaded_mean},
-        "speedup": rival_time / kernel_time,
-        "difference": difference,
+        "one_core_s": one_core,
+        "all_cores_s": all_cores,
+        "a_core_each_s": each,
+        "difference_to_svd": differences,
+        "float32_to_float64": between,
+        "float64_fallbacks": stats.float64_fallbacks,
         "peak_extra_mb": extra / 2**20,
         "lines_s": times,
         "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
