@@ -194,8 +194,8 @@ def main() -> None:
         f"| chunked mean | {one_core['mean']:.3f} | {all_cores['mean']:.3f} | {each['mean']:.3f} | 1.0 | |\n"
     )
     print(
-        "The ratio to the mean is that of a matrix a core, as merges run; the difference is that of the update\n"
-        f"to the SVD's, relative to its norm. float32 differs from float64 by {between:.1e}, with "
+        "The ratio to the mean is that of a matrix a core, as merges run; the difference is that of the\n"
+        f"update to the SVD's, relative to its norm. float32 differs from float64 by {between:.1e}, with "
         f"{stats.float64_fallbacks} of\n{stats.slices} slices in float64.\n"
     )
     print(f"peak memory of a merge beyond inputs and output, any line: {extra / 2**20:.0f} MB\n")
