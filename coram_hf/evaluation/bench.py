@@ -36,6 +36,9 @@ from coram_hf.outputs.memory import expert_model, new_model
 from coram_hf.report import library_versions
 from coram_hf.report.eval_results import Result
 
+OF_ROTATIONS = {"OrthoMerge (OFT)": Preset("orthomerge", {"space": "oft"})}
+"""The baseline for experts that are all OFT adapters."""
+
 
 class Bench:
     """Scores of everything that can be made from one base and its experts, which are opened once.
@@ -68,6 +71,16 @@ class Bench:
     @property
     def expert_names(self) -> list[str]:
         return list(self._inputs.experts)
+
+    @property
+    def merges_rotations(self) -> bool:
+        """Whether all experts are OFT adapters, and no option forbids to merge their generators."""
+        kinds = {expert.kind for expert in self._inputs.experts.values()}
+        return kinds == {"OFT"} and self._shared_options.keys() <= {"weights"}
+
+    @property
+    def _shared_options(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self._shared).items() if value is not None}
 
     def has_residual(self, config: CoramConfig) -> bool:
         """Whether an expert changes a parameter outside the targets: only then a residual has a meaning."""
@@ -122,8 +135,7 @@ class Bench:
 
     def baseline(self, name: str, preset: Preset, tasks: Sequence[Scorer]) -> Results:
         """The results of a method that CORAM is compared with, at its preset."""
-        shared = {key: value for key, value in asdict(self._shared).items() if value is not None}
-        parameters = {**shared, **preset.parameters}
+        parameters = {**self._shared_options, **preset.parameters}
         merger = self._merger(find_method(preset.method).choose(parameters))
         subject = self._subject(preset.method, merger.method.settings)
         found = subject.score(tasks, lambda: merger.merge(keep_update=False).model)
@@ -260,7 +272,7 @@ def read_baselines(names: Sequence[str] | Mapping[str, Preset]) -> dict[str, Pre
     """Presets by name: that of a method, at its defaults, or of a preset; a mapping has its own."""
     if isinstance(names, Mapping):
         return dict(names)
-    known = {**{name: Preset(name) for name in rival_names()}, **PRESETS}
+    known = {**{name: Preset(name) for name in rival_names()}, **PRESETS, **OF_ROTATIONS}
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}
 
