@@ -73,6 +73,11 @@ class Bench:
         return list(self._inputs.experts)
 
     @property
+    def seconds(self) -> float:
+        """What all merges and scores so far took, those of earlier runs included."""
+        return self._memory.seconds
+
+    @property
     def merges_rotations(self) -> bool:
         """Whether all experts are OFT adapters, and no option forbids to merge their generators."""
         kinds = {expert.kind for expert in self._inputs.experts.values()}
@@ -114,7 +119,9 @@ class Bench:
         subject = self._subject(config.line, merger.method.settings)
         shared = share and Geometry.can_share(config)
         merged: Merged = SharedMerge(self._geometry, config) if shared else OwnMerge(merger)
+        before = self.seconds
         facts = self._memory.remember(subject.depends_on("facts"), config.line, lambda: merged.facts)
+        merging = self.seconds - before
         rule = facts["lam"]
         if (facts["kappa"] or 0) >= 1:
             lambdas = [*lambdas, *(rule / facts["kappa"] * kappa for kappa in kappas)]
@@ -122,12 +129,15 @@ class Bench:
         points = []
         with Progress(f"{config.line}: lambda", len(grid), self._progress, unit="lambdas") as progress:
             for lam in sorted(grid):
+                before = self.seconds
                 results = subject.score(tasks, partial(merged.at, lam), lam)
                 at = config.line if lam == rule else f"{config.line} @ {lam:g}"
-                points.append(Point(lam, results | self._given_for(at, results), suite))
+                known = results | self._given_for(at, results)
+                points.append(Point(lam, known, suite, self.seconds - before))
                 progress.add()
         outside = subject.score(beyond, partial(merged.at, rule), rule)
-        return Line(config, facts, tuple(points), outside | self._given_for(config.line, outside))
+        beyond_known = outside | self._given_for(config.line, outside)
+        return Line(config, facts, tuple(points), beyond_known, merging)
 
     def _given_for(self, row: str, scored: Results) -> Results:
         """The given scores of a row, without those of tasks that were scored here."""
