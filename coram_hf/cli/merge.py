@@ -73,6 +73,8 @@ def merge(
     """
     adapter = {key: given[key] for key in ADAPTER}
     _check_outputs(output, adapter_out, adapter)
+    if keep_update is not None and output is None:
+        raise CoramError("--keep-update keeps the update of a merged folder; pass -o as well")
     recipe = read_given(given)
     _check_early(recipe, output, adapter_out, max_shard_size, overwrite, disk=not dry_run)
     if recipe.stages and output is not None and not dry_run:
