@@ -18,6 +18,7 @@ from coram_hf.evaluation.analysis import (
     components,
     distribution,
     distribution_of,
+    gaps,
     held_out,
     one_configuration,
     without_spread_only,
