@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coram_hf.assembly import assemble
     from coram_hf.callback import CoramCallback
     from coram_hf.config import CoramConfig
     from coram_hf.errors import CoramError
@@ -28,6 +29,7 @@ __all__ = [
     "MergePlan",
     "MergeReport",
     "MergeResult",
+    "assemble",
     "compare_methods",
     "dataset_task",
     "evaluate_folder",
@@ -45,6 +47,7 @@ _HOME = {
     "MergePlan": "coram_hf.report",
     "MergeReport": "coram_hf.report",
     "MergeResult": "coram_hf.result",
+    "assemble": "coram_hf.assembly",
     "compare_methods": "coram_hf.evaluation.compare",
     "dataset_task": "coram_hf.evaluation.tasks",
     "evaluate_folder": "coram_hf.evaluation.folder",

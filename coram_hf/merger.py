@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing_extensions import Unpack
 
 from coram_hf.amplitude import Amplitude, choose, require_kappa
 from coram_hf.calibration import Calibrate, Lessons, PromptSources, check_neutral, settle
-from coram_hf.config import CalibrationConfig, CoramConfig, check_names
+from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.errors import CoramError
+from coram_hf.execution.cost import Cost
 from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
@@ -27,10 +27,9 @@ from coram_hf.execution.placing import with_result_placement
 from coram_hf.execution.processes import Processes
 from coram_hf.execution.resuming import workspace_of
 from coram_hf.execution.survey import Survey
-from coram_hf.execution.tasks import merge_task
 from coram_hf.execution.telling import Teller
 from coram_hf.geometry.cores import one_core
-from coram_hf.hub import PUSH_OPTIONS, publish_report, push_folder, write_card
+from coram_hf.hub import publish_report, push_new, write_card
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.opening import ModelSource, ModelSources
@@ -40,7 +39,7 @@ from coram_hf.methods.entry import Choice
 from coram_hf.methods.oft import merged_adapter
 from coram_hf.methods.protocol import OnlyAmplified
 from coram_hf.outputs.memory import ModelSink, new_model
-from coram_hf.outputs.model_files import remove_other_files, save_model_files
+from coram_hf.outputs.model_files import save_model_files
 from coram_hf.report import MergePlan, MergeReport
 from coram_hf.report.build import build_plan, build_report, retained
 from coram_hf.report.figures import preload
@@ -60,17 +59,16 @@ class Merger:
         calibrate: Calibrate | None = None,
         chosen: MergeReport | None = None,
     ) -> None:
-        """`opening`: seconds that opening the inputs took.
+        """`opening`: seconds that opening the inputs took; `calibrate`: prompts to calibrate every merge on.
 
-        `calibrate`: the prompts to calibrate every merge on; `chosen`: the report of the in-memory merge
-        that found lambda, and factors if any.
+        `chosen`: the report of the in-memory merge that found lambda, and factors if any.
         """
         check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
         with one_core():
             self.method = choice.make(inputs)
-        self._choice, self._strength = choice, choice.strength(inputs)
-        self._progress, self._opening = progress, opening
+        self.choice, self._strength = choice, choice.strength(inputs)
+        self.progress, self.opening = progress, opening
         self._calibrate, self._chosen = calibrate, chosen
         self._finds_lambda = calibrate is not None or choice.finds_neutral_scale
         self._warn = Teller()
@@ -91,12 +89,12 @@ class Merger:
     ) -> Merger:
         """The merger of a chosen method, with all sources opened and checked."""
         inputs, opening = open_timed(base, experts, choice, options)
-        progress = options.get("progress", True)
-        return Merger(inputs, choice, progress=progress, opening=opening, calibrate=calibrate)
+        shown = options.get("progress", True)
+        return Merger(inputs, choice, progress=shown, opening=opening, calibrate=calibrate)
 
     @cached_property
     def _memory(self) -> MemoryRunner:
-        return MemoryRunner(self.inputs, self._choice.label, self._progress)
+        return MemoryRunner(self.inputs, self.choice.label, self.progress)
 
     def inspect(self) -> MergePlan:
         """Check every weight and return the plan of the merge: what is merged how, D, kappa, and lambda."""
@@ -104,7 +102,7 @@ class Merger:
         return self._plan(choose(survey.measured, self._strength), survey)
 
     def _plan(self, amplitude: Amplitude, survey: Survey) -> MergePlan:
-        names, choice = self.method.names(self.inputs), self._choice
+        names, choice = self.method.names(self.inputs), self.choice
         return build_plan(self.inputs, choice.label, names, amplitude, survey, choice.carrying)
 
     def merge(self, *, keep_update: bool = True, **placement: Unpack[PlacementOptions]) -> MergeResult:
@@ -121,7 +119,7 @@ class Merger:
         result = self._merge(True, result_inputs)
         if self._calibrate is not None:
             prompts, config = self._calibrate
-            result = result.calibrate(prompts, progress=self._progress, **asdict(config))
+            result = result.calibrate(prompts, progress=self.progress, **asdict(config))
         else:
             found = settle(result, self.inputs)
             result.report = result.report.with_neutral(found)
@@ -129,47 +127,54 @@ class Merger:
 
     def _merge(self, keep_update: bool, result_inputs: Inputs) -> MergeResult:
         inputs = self.inputs
-        self._warn(self.inspect().warnings)
         names = self.method.names(inputs)
         amplified = [name for name, how in names.items() if how.amplified]
         keep = keep_update or self._strength.measures_contraction
-        model = new_model(result_inputs, merged=names)
-        sink = ModelSink(model, inputs.targets, (amplified or list(names)) if keep else ())
-        outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
-        report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), sink.model.dtype)
+        with Cost(self.opening) as cost:
+            self._warn(self.inspect().warnings)
+            model = new_model(result_inputs, merged=names)
+            sink = ModelSink(model, inputs.targets, (amplified or list(names)) if keep else ())
+            outcome = merge_into(sink, self._memory, inputs, self.method, self._strength)
+        report = self._report(outcome, sink.model.dtype, cost)
         updates = sink.updates if keep_update else None
         kept = retained(inputs, outcome.records, outcome.survey)
         return MergeResult(sink.model, report, inputs, updates, kept, again=self._merge_again)
 
     def _merge_again(self, config: CoramConfig) -> MergeResult:
         """Merge the same inputs in memory with another configuration."""
-        return Merger(self.inputs, choose_coram(config), progress=self._progress).merge()
+        return Merger(self.inputs, choose_coram(config), progress=self.progress).merge()
 
     def merge_to(
-        self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int | str = "50GB"
+        self,
+        folder: str | Path,
+        *,
+        overwrite: bool = False,
+        max_shard_size: int | str = "50GB",
+        keep_update: str | Path | None = None,
     ) -> MergeReport:
         """Merge from files to files, with only a few matrices in memory, and return the report.
 
         The folder appears once it is complete. The same call resumes an interrupted merge; if inputs or
         options have changed, it starts over. Under `torchrun` every process writes its own shards. A search
-        for lambda, by prompts or by the neutral scale, comes first, in memory.
+        for lambda, by prompts or by the neutral scale, comes first, in memory. `keep_update` names a folder
+        for the targets' update, from which `assemble` makes the merge at another lambda.
         """
-        run = self._files(folder, max_shard_size)
+        run = self._run(folder, max_shard_size, keep_update)
         if self._finds_lambda:
             run.check(overwrite)
-            return self._found.merge_to(folder, overwrite=overwrite, max_shard_size=max_shard_size)
+            return self._found.merge_to(
+                folder, overwrite=overwrite, max_shard_size=max_shard_size, keep_update=keep_update
+            )
         with workspace_of(run, overwrite) as finished:
             if not finished:
-                with ThreadPoolExecutor(1) as beside:
+                with ThreadPoolExecutor(1) as beside, Cost(self.opening) as cost:
                     beside.submit(preload)
                     outcome = merge_into(run.sink(), run, self.inputs, self.method, self._strength)
-                plan = self._plan(outcome.amplitude, outcome.survey)
-                report = self._report(outcome, plan, run.layout.skeleton.dtype)
+                report = self._report(outcome, run.layout.skeleton.dtype, cost)
                 if run.processes.first:
-                    remove_other_files(run.workspace.files, run.layout)
-                    save_model_files(run.workspace.files, run.layout, self.inputs)
-                    publish_report(report, run.workspace.files, self.inputs.places())
-                    run.workspace.publish(overwrite)
+                    save_model_files(files := run.workspace.files, run.layout, self.inputs)
+                    publish_report(report, files, self.inputs.places())
+                    run.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)
 
@@ -183,16 +188,16 @@ class Merger:
     ) -> MergeReport:
         """Merge into an adapter of the base, as `MergeResult.save_adapter` writes it, and return the report.
 
-        Every update is factored as soon as it is merged, so that no merged model is held in memory. After an
-        interruption it starts over.
+        Every update is factored once it is merged: no merged model is held. An interruption starts over.
         """
         adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
         if self._finds_lambda:
             return self._found.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
-        self._warn(self.inspect().warnings)
         inputs, method = self.inputs, OnlyAmplified(self.method)
-        outcome = merge_into(adapter.sink(), self._memory, inputs, method, self._strength)
-        report = self._report(outcome, self._plan(outcome.amplitude, outcome.survey), torch.float32)
+        with Cost(self.opening) as cost:
+            self._warn(self.inspect().warnings)
+            outcome = merge_into(adapter.sink(), self._memory, inputs, method, self._strength)
+        report = self._report(outcome, torch.float32, cost)
         found = retained(inputs, outcome.records, outcome.survey)
         return adapter.write(report, found, method.names(inputs))
 
@@ -203,10 +208,11 @@ class Merger:
         oft = merged_adapter(self.method)
         return AdapterFolder(folder, self.inputs, oft, rank=rank, energy=energy, overwrite=overwrite)
 
-    def _report(self, outcome: Outcome, plan: MergePlan, dtype: torch.dtype) -> MergeReport:
+    def _report(self, outcome: Outcome, dtype: torch.dtype, cost: Cost) -> MergeReport:
         records, amplitude, survey = outcome
-        settings, strength = self.method.settings, self._strength
+        settings, strength, plan = self.method.settings, self._strength, self._plan(amplitude, survey)
         report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
+        report = replace(report, cost=cost.to_dict())
         self._warn(report.warnings)
         return report if self._chosen is None else report.chosen_as(self._chosen)
 
@@ -219,43 +225,38 @@ class Merger:
             )
         report = self.merge(keep_update=False).report
         choice = choose_coram(CoramConfig.from_report(report))
-        return Merger(self.inputs, choice, progress=self._progress, opening=self._opening, chosen=report)
+        return Merger(self.inputs, choice, progress=self.progress, opening=self.opening, chosen=report)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
         """Merge into a temporary folder and push it; for the options see `hub.push_folder`."""
-        check_names(options, PUSH_OPTIONS, "push option")
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent) / "merged"
+
+        def make(folder: Path) -> None:
             report = self.merge_to(folder)
             if card_data is not None:
                 write_card(report, folder, card_data)
-            return push_folder(folder, repo_id, fresh=True, **options)
+
+        return push_new(make, repo_id, options)
 
     def check(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Raise any error about the folder, the disk or lambda that `merge_to` would raise before merging."""
-        self._files(folder).check(overwrite)
+        self._run(folder).check(overwrite)
         if self._strength.source == "rule":
             survey = self._memory.norms().with_factors(self._strength.factors, self.inputs)
             require_kappa(choose(survey.measured, self._strength), self._strength)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
         """The bytes of disk, and roughly of memory, that `merge_to` needs."""
-        return requirements(
-            self._files("merged", max_shard_size), self.inputs, self.method.names(self.inputs)
-        )
+        return requirements(self._run("merged", max_shard_size), self.inputs, self.method)
 
     def forecast(self, folder: str | Path) -> Forecast:
         """Estimate how long `merge_to` takes, by merging one parameter of every shape."""
-        names, n_experts = self.method.names(self.inputs), len(self.inputs.experts)
-        work = self.method.bind(self.inputs, (1.0,) * n_experts, measure=True)
-        task = merge_task(work, names, 1.0, self.inputs, measures=True)
-        return forecast(self._files(folder), self.inputs, names, task, self._opening)
+        return forecast(self._run(folder), self.inputs, self.method, self.opening)
 
-    def _files(self, folder: str | Path, max_shard_size: int | str = "50GB") -> FileRunner:
-        label, settings = self._choice.label, self.method.settings
-        names = self.method.names(self.inputs) if self._strength.measures_contraction else {}
-        kept = [name for name, how in names.items() if how.amplified]
-        return FileRunner(self.inputs, folder, max_shard_size, settings, label, self._progress, kept)
+    def _run(self, to: str | Path, size: int | str = "50GB", updates: str | Path | None = None) -> FileRunner:
+        label, settings, kept = self.choice.label, self.method.settings, []
+        if self._strength.measures_contraction or updates is not None:
+            kept = [name for name, how in self.method.names(self.inputs).items() if how.amplified]
+        return FileRunner(self.inputs, to, size, settings, label, self.progress, kept, updates)
 
 
 class CoramMerger(Merger):
@@ -294,5 +295,5 @@ class CoramMerger(Merger):
         choice = choose_coram(self.config)
         inputs, opening = open_timed(base, experts, choice, options)
         given = None if calibrate is None else Calibrate(calibrate, calibration or CalibrationConfig())
-        progress = options.get("progress", True)
-        super().__init__(inputs, choice, progress=progress, opening=opening, calibrate=given)
+        shown = options.get("progress", True)
+        super().__init__(inputs, choice, progress=shown, opening=opening, calibrate=given)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.progress import Progress
 from coram_hf.execution.tasks import in_threads, thread_count
 from coram_hf.execution.telling import Teller
-from coram_hf.hub import PUBLISHED, PUSH_OPTIONS, publish_report, push_folder
+from coram_hf.hub import PUBLISHED, publish_report, push_new
 from coram_hf.hub.adapter import AdapterFolder
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.methods.record import Record, total
@@ -241,14 +241,8 @@ class MergeResult(Shown):
         """
         if not adapter and (rank is not None or energy is not None):
             raise CoramError("rank and energy are those of an adapter; pass adapter=True as well")
-        check_names(options, PUSH_OPTIONS, "push option")
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent) / "merged"
-            if adapter:
-                self.save_adapter(folder, rank=rank, energy=energy, card_data=card_data)
-            else:
-                self.save_pretrained(folder, card_data=card_data)
-            return push_folder(folder, repo_id, fresh=True, **options)
+        save = partial(self.save_adapter, rank=rank, energy=energy) if adapter else self.save_pretrained
+        return push_new(partial(save, card_data=card_data), repo_id, options)
 
 
 def _core_each(work: Callable[[str], object], names: Collection[str], label: str, progress: bool) -> None:

@@ -130,6 +130,7 @@ FLOORS = [
     {"calibration"},
     {"result"},
     {"merger"},
+    {"assembly"},
     {"baselines"},
     {"callback"},
     {"evaluation"},

@@ -124,6 +124,7 @@ def test_diagnostics_know_the_signs(suite):
         (["layers.0", "lm_head"], lambda n: ".layers.0." in n or n.startswith("lm_head")),
         (r".*\.2\.self_attn\.[qk]_proj", lambda n: any(f".2.self_attn.{p}_" in n for p in "qk")),
         (["self_attn.q_proj.weight"], lambda n: ".q_proj." in n),
+        ("layers.1", lambda n: ".layers.1." in n),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["coram", "ties"])

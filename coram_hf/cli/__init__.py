@@ -10,6 +10,7 @@ import typer
 
 from coram_hf import __version__
 from coram_hf.cli.analyse import analyse
+from coram_hf.cli.assemble import assemble
 from coram_hf.cli.compare import compare
 from coram_hf.cli.demo import demo
 from coram_hf.cli.doctor import doctor
@@ -24,7 +25,7 @@ from coram_hf.cli.voice import COLOURS, VOLUME, Json, Quiet, Verbose, Volume, au
 from coram_hf.errors import CoramError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (inspect, merge, sweep, compare, analyse, methods, push, demo, studio, doctor):
+for command in (inspect, merge, assemble, sweep, compare, analyse, methods, push, demo, studio, doctor):
     app.command()(audible(command))
 app.command("eval")(audible(evaluate))
 app.add_typer(report, name="report")

@@ -39,6 +39,10 @@ AdapterOut = Annotated[
 ]
 Shards = Annotated[str, typer.Option(help="Largest size of one weight file.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace existing output folders.")]
+KeepUpdate = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the targets' update, from which `assemble` makes other lambdas."),
+]
 Intermediates = Annotated[
     Path | None,
     typer.Option(
@@ -59,6 +63,7 @@ def merge(
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     intermediates: Intermediates = None,
+    keep_update: KeepUpdate = None,
 ) -> None:
     """Merge checkpoints and adapters into one model; the folder appears when it is complete.
 
@@ -68,6 +73,8 @@ def merge(
     """
     adapter = {key: given[key] for key in ADAPTER}
     _check_outputs(output, adapter_out, adapter)
+    if keep_update is not None and output is None:
+        raise CoramError("--keep-update keeps the update of a merged folder; pass -o as well")
     recipe = read_given(given)
     _check_early(recipe, output, adapter_out, max_shard_size, overwrite, disk=not dry_run)
     if recipe.stages and output is not None and not dry_run:
@@ -82,12 +89,14 @@ def merge(
     reports: dict[Path, MergeReport] = {}
     try:
         if output is not None:
-            reports[output] = merger.merge_to(output, overwrite=overwrite, max_shard_size=max_shard_size)
+            reports[output] = merger.merge_to(
+                output, overwrite=overwrite, max_shard_size=max_shard_size, keep_update=keep_update
+            )
         if adapter_out is not None:
             reports[adapter_out] = merger.merge_adapter_to(adapter_out, overwrite=overwrite, **adapter)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    _conclude(reports)
+    conclude_merge(reports)
 
 
 def _forecast(merger: Merger, output: Path | None, max_shard_size: str, overwrite: bool) -> None:
@@ -158,8 +167,10 @@ def _check_early(
         recipe.check_output(adapter_out, overwrite=overwrite or empty, disk=False)
 
 
-def _conclude(reports: dict[Path, MergeReport]) -> None:
+def conclude_merge(reports: dict[Path, MergeReport]) -> None:
     """Print the outcome of a merge, in the first process."""
+    from coram_hf.report.cost import cost_lines
+
     if int(os.environ.get("RANK", "0")) != 0:
         return
     folders = ", ".join(f"{'an adapter in ' if r.adapter else ''}{folder}" for folder, r in reports.items())
@@ -171,6 +182,7 @@ def _conclude(reports: dict[Path, MergeReport]) -> None:
             rows["adapter"] = f"stored with a relative error of {error:.2g}"
         if report.warnings:
             rows["warnings"] = f"{len(report.warnings)}, see {folder / 'README.md'}"
+        rows |= cost_lines(report.cost, report.lam_source)
     data = {str(folder): report.to_dict() for folder, report in reports.items()}
     conclude(facts(f"merged {first.n_experts} experts into {folders}", rows), data)
 

@@ -62,6 +62,7 @@ def sweep(
     """
     from coram_hf.evaluation.ablation import run_ablation
     from coram_hf.evaluation.bench import read_baselines
+    from coram_hf.evaluation.cost import cost_table
     from coram_hf.evaluation.sweep import run_sweep
 
     recipe, configs, own = read_lines(given, line, slice_height)
@@ -87,4 +88,5 @@ def sweep(
         )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    conclude_markdown(html.unescape(str(found)), found.to_dict(), output)
+    text = f"{found}\n{cost_table(found.cost)}"
+    conclude_markdown(html.unescape(text), {**found.to_dict(), "cost": found.cost}, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from coram_hf.config import CoramConfig
 from coram_hf.evaluation.across import SweptLine
 from coram_hf.evaluation.analysis import CELLS, components
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.cost import cost_of, write_cost
 from coram_hf.evaluation.figure import draw_ablation
 from coram_hf.evaluation.grids import changed, expand
 from coram_hf.evaluation.intervals import difference
@@ -46,6 +47,7 @@ class Ablation:
     lines: tuple[Line, ...]
     references: dict[str, Results]
     has_residual: bool
+    cost: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def outside(self, found: Results) -> float | None:
         """The out-of-domain average, if there is one."""
@@ -243,12 +245,15 @@ def run_ablation(
         )
         for config in every
     )  # fmt: skip
+    before = bench.seconds
     references = {"base": bench.base([*inside, *beyond])}
     references |= {name: bench.baseline(name, preset, [*inside, *beyond]) for name, preset in presets.items()}
-    ablation = Ablation(opened.suite, tuple(names), found, references, has_residual)
+    cost = cost_of(found, bench.seconds - before)
+    ablation = Ablation(opened.suite, tuple(names), found, references, has_residual, cost)
     if folder is not None:
         with replacing(folder / FIGURE) as figure:
             draw_ablation(ablation, figure)
         write_whole(folder / TABLE, str(ablation))
         write_whole(folder / JSON, json.dumps(ablation.to_dict(), indent=1) + "\n")
+        write_cost(cost, folder)
     return ablation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,10 @@ class SweptLine:
 
 @dataclass(frozen=True)
 class SweptSuite:
-    """The lines of one suite. base: one of the paper's, if so; stated: its range of kappa_opt."""
+    """The lines of one suite. base: one of the paper's, if so; stated: its range of kappa_opt.
+
+    optima: best lambdas by line as another table than that of the lines prints them.
+    """
 
     name: str
     experts: int
@@ -60,6 +63,7 @@ class SweptSuite:
     lines: tuple[SweptLine, ...]
     base: str | None = None
     stated: tuple[float, float] | None = None
+    optima: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kappas(self) -> tuple[float, float]:
@@ -126,4 +130,5 @@ def _of_grid(name: str, values: dict[str, Any], unit: float) -> SweptSuite:
         points = {float(point["lam"]): float(point["average"]) / unit for point in known}
         read.append(SweptLine(line["line"], math.sqrt(experts), rule["lam"], best["lam"], points))
     low, high = values["kappa_range"]
-    return SweptSuite(name, experts, values["dispersion"], tuple(read), values["base"], (low, high))
+    optima = values.get("optima", {})
+    return SweptSuite(name, experts, values["dispersion"], tuple(read), values["base"], (low, high), optima)

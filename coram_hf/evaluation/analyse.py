@@ -16,6 +16,8 @@ from coram_hf.evaluation.analysis import (
     by_threshold,
     components,
     distribution,
+    distribution_of,
+    gaps,
     held_out,
     one_configuration,
     without_spread_only,
@@ -33,6 +35,8 @@ PREFERRED = ("full", "lr")
 """The lines whose score is printed for a held-out kappa; the first that a suite has."""
 MOST = 10
 """Configurations in the table of those that all suites have."""
+BOUND = 0.0072
+"""The gap of the rule that the paper states as its bound, for its main tables."""
 NONE = "n/a"
 
 
@@ -71,12 +75,14 @@ class Analysis:
             "kappa_opt": [dict(zip(keys, row, strict=True)) for row in self.kappas()],
             "held_out": [asdict(one) for one in held_out(self.suites, self.threshold, self.preferred)],
             "thresholds": by_threshold(self.suites, self.thresholds),
+            "gaps": {s.name: gaps(s.lines, BOUND)._asdict() for s in self.swept()},
             "best_lambdas": {
                 s.name: {
                     "all": distribution(s.lines)._asdict(),
                     "without_spread_only": distribution(kept)._asdict()
                     if (kept := without_spread_only(s))
                     else None,
+                    "printed": distribution_of(list(s.optima.values()))._asdict() if s.optima else None,
                 }
                 for s in self.swept()
             },
@@ -88,7 +94,8 @@ class Analysis:
 
     def __str__(self) -> str:
         parts = ["## kappa_opt against D", self._kappas(), "## kappa from the other suites", self._held_out()]
-        parts += ["## Gap by threshold D_0", self._thresholds(), "## Best lambdas", self._lambdas()]
+        parts += ["## Gap by threshold D_0", self._thresholds(), "## Gap of the rule by line", self._gaps()]
+        parts += ["## Best lambdas", self._lambdas()]
         parts += ["## Components at the rule's lambda", self._components()]
         parts += ["## One configuration on all suites", self._everywhere()]
         return "\n\n".join(parts) + "\n"
@@ -130,17 +137,26 @@ class Analysis:
             rows.append([f"{threshold:g}", *cells])
         return table(["D_0", *(inline(suite.name) for suite in self.swept())], rows)
 
+    def _gaps(self) -> str:
+        rows = []
+        for suite in self.swept():
+            found = gaps(suite.lines, BOUND)
+            sizes = [percent(found.mean), f"{percent(found.largest)} `{found.line}`"]
+            rows.append([inline(suite.name), str(found.lines), *sizes, str(found.above)])
+        return table(["suite", "lines", "mean", "largest", f"above {percent(BOUND)}"], rows)
+
     def _lambdas(self) -> str:
         rows = []
         for suite in self.swept():
-            for what, lines in (
-                ("all", list(suite.lines)),
-                ("without spread-only", without_spread_only(suite)),
+            for what, best in (
+                ("all", [line.best_lam for line in suite.lines]),
+                ("without spread-only", [line.best_lam for line in without_spread_only(suite)]),
+                ("printed in its table of optima", list(suite.optima.values())),
             ):
-                if lines:
-                    found = distribution(lines)
+                if best:
+                    found = distribution_of(best)
                     counts = ", ".join(f"{lam:g}: {count}" for lam, count in found.counts.items())
-                    rows.append([inline(suite.name), what, str(len(lines)), f"{found.median:.2f}", counts])
+                    rows.append([inline(suite.name), what, str(len(best)), f"{found.median:.2f}", counts])
         return table(["suite", "lines", "number", "median", "lambda: lines"], rows)
 
     def _components(self) -> str:

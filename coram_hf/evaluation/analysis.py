@@ -15,6 +15,8 @@ CELLS = tuple(f"{method}{more}" for method in ("CORAM", "CORAM-C") for more in (
 """The eight cells of the paper's component table."""
 LOW, HIGH = 1.15, 0.5
 """kappa below and above the threshold."""
+ROUNDING = 1e-9
+"""What a difference of printed scores may be off in binary."""
 CLOSE = 0.05
 """How far, relative to lambda, the nearest evaluated lambda may be for its score to stand for it."""
 
@@ -99,6 +101,24 @@ def by_threshold(
     return found
 
 
+class Gaps(NamedTuple):
+    """How far the rule is below the best lambda: mean over lines, the largest, and lines above a bound."""
+
+    lines: int
+    mean: float
+    largest: float
+    line: str
+    above: int
+
+
+def gaps(lines: Sequence[SweptLine], bound: float) -> Gaps:
+    """The gaps of lines between their best swept score and that at the rule's lambda."""
+    found = {line.line: line.best - line.rule for line in lines}
+    worst = max(found, key=found.__getitem__)
+    above = sum(gap > bound + ROUNDING for gap in found.values())
+    return Gaps(len(found), mean(found.values()), found[worst], worst, above)
+
+
 class Distribution(NamedTuple):
     """How many lines have their optimum at each lambda, and the median."""
 
@@ -108,7 +128,11 @@ class Distribution(NamedTuple):
 
 def distribution(lines: Sequence[SweptLine]) -> Distribution:
     """The distribution of the best lambdas."""
-    best = [line.best_lam for line in lines]
+    return distribution_of([line.best_lam for line in lines])
+
+
+def distribution_of(best: Sequence[float]) -> Distribution:
+    """The distribution of some lambdas."""
     return Distribution(dict(sorted(Counter(best).items())), median(best))
 
 

@@ -36,6 +36,9 @@ from coram_hf.outputs.memory import expert_model, new_model
 from coram_hf.report import library_versions
 from coram_hf.report.eval_results import Result
 
+OF_ROTATIONS = {"OrthoMerge (OFT)": Preset("orthomerge", {"space": "oft"})}
+"""The baseline for experts that are all OFT adapters."""
+
 
 class Bench:
     """Scores of everything that can be made from one base and its experts, which are opened once.
@@ -69,6 +72,21 @@ class Bench:
     def expert_names(self) -> list[str]:
         return list(self._inputs.experts)
 
+    @property
+    def seconds(self) -> float:
+        """What all merges and scores so far took, those of earlier runs included."""
+        return self._memory.seconds
+
+    @property
+    def merges_rotations(self) -> bool:
+        """Whether all experts are OFT adapters, and no option forbids to merge their generators."""
+        kinds = {expert.kind for expert in self._inputs.experts.values()}
+        return kinds == {"OFT"} and self._shared_options.keys() <= {"weights"}
+
+    @property
+    def _shared_options(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self._shared).items() if value is not None}
+
     def has_residual(self, config: CoramConfig) -> bool:
         """Whether an expert changes a parameter outside the targets: only then a residual has a meaning."""
         inputs = self._merger(choose_coram(config)).inputs
@@ -101,7 +119,9 @@ class Bench:
         subject = self._subject(config.line, merger.method.settings)
         shared = share and Geometry.can_share(config)
         merged: Merged = SharedMerge(self._geometry, config) if shared else OwnMerge(merger)
+        before = self.seconds
         facts = self._memory.remember(subject.depends_on("facts"), config.line, lambda: merged.facts)
+        merging = self.seconds - before
         rule = facts["lam"]
         if (facts["kappa"] or 0) >= 1:
             lambdas = [*lambdas, *(rule / facts["kappa"] * kappa for kappa in kappas)]
@@ -109,12 +129,15 @@ class Bench:
         points = []
         with Progress(f"{config.line}: lambda", len(grid), self._progress, unit="lambdas") as progress:
             for lam in sorted(grid):
+                before = self.seconds
                 results = subject.score(tasks, partial(merged.at, lam), lam)
                 at = config.line if lam == rule else f"{config.line} @ {lam:g}"
-                points.append(Point(lam, results | self._given_for(at, results), suite))
+                known = results | self._given_for(at, results)
+                points.append(Point(lam, known, suite, self.seconds - before))
                 progress.add()
         outside = subject.score(beyond, partial(merged.at, rule), rule)
-        return Line(config, facts, tuple(points), outside | self._given_for(config.line, outside))
+        beyond_known = outside | self._given_for(config.line, outside)
+        return Line(config, facts, tuple(points), beyond_known, merging)
 
     def _given_for(self, row: str, scored: Results) -> Results:
         """The given scores of a row, without those of tasks that were scored here."""
@@ -122,8 +145,7 @@ class Bench:
 
     def baseline(self, name: str, preset: Preset, tasks: Sequence[Scorer]) -> Results:
         """The results of a method that CORAM is compared with, at its preset."""
-        shared = {key: value for key, value in asdict(self._shared).items() if value is not None}
-        parameters = {**shared, **preset.parameters}
+        parameters = {**self._shared_options, **preset.parameters}
         merger = self._merger(find_method(preset.method).choose(parameters))
         subject = self._subject(preset.method, merger.method.settings)
         found = subject.score(tasks, lambda: merger.merge(keep_update=False).model)
@@ -260,7 +282,7 @@ def read_baselines(names: Sequence[str] | Mapping[str, Preset]) -> dict[str, Pre
     """Presets by name: that of a method, at its defaults, or of a preset; a mapping has its own."""
     if isinstance(names, Mapping):
         return dict(names)
-    known = {**{name: Preset(name) for name in rival_names()}, **PRESETS}
+    known = {**{name: Preset(name) for name in rival_names()}, **PRESETS, **OF_ROTATIONS}
     check_names(names, list(known), "baseline")
     return {name: known[name] for name in names}
 

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from coram_hf.baselines import MERGEBENCH_PRESETS, METHODS, PAPER_PRESETS
 from coram_hf.config import CoramConfig
-from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.bench import OF_ROTATIONS, Bench, check_lambdas, read_baselines, read_lines
 from coram_hf.evaluation.intervals import DRAWS, difference
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, percent, plain
@@ -254,6 +254,7 @@ def compare_methods(
 
     Args:
         lambdas: candidates for the best, as in `run_sweep`; by default only the rule's is scored.
+        baselines: as in `run_sweep`; by default all, and `OrthoMerge (OFT)` if all experts are OFT adapters.
         tasks, out_of_domain: as in `run_sweep`; the best lambda is that of the in-domain `tasks`.
         suite: a YAML file with domains, in place of tasks (see examples/paper).
         scores: a JSON file with scores of other harnesses, by row and task, for the suite's external tasks.
@@ -274,6 +275,8 @@ def compare_methods(
     memory = Memory(None if output is None else Path(output) / JOURNAL)
     bench = Bench(base, experts, memory, configs[0].shared, options, given)
     bench.check(every)
+    if list(presets) == list(RIVALS) and bench.merges_rotations:
+        presets |= OF_ROTATIONS
     domains = opened.suite
     if suite is None:
         names = [task.name for task in opened.inside], [task.name for task in opened.outside]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,27 +17,32 @@ class Memory:
     """Values by a hash of everything that they depend on, kept in a journal.
 
     When a dependency changes, so does the key, and the value is computed again. Without a path nothing is
-    remembered.
+    remembered. seconds: what the values so far took to compute, also in earlier runs.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._journal = None if path is None else Journal(path)
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, tuple[Any, float]] = {}
+        self.seconds = 0.0
         for entry in self._journal or ():
             if isinstance(entry, dict) and "key" in entry and "value" in entry:
-                self._known[entry["key"]] = entry["value"]
+                self._known[entry["key"]] = entry["value"], entry.get("seconds", 0.0)
 
     def remember(self, depends_on: tuple[object, ...] | None, what: str, make: Callable[[], T]) -> T:
         """The known value for these dependencies, else make and note it; for None it is always made."""
-        if depends_on is None or self._journal is None:
-            return make()
-        key = digest(*depends_on)
-        if key not in self._known:
-            value = make()
-            self._journal.note([{"key": key, "what": what, "value": value}])
+        key = None if depends_on is None or self._journal is None else digest(*depends_on)
+        if key is None or key not in self._known:
+            started = time.perf_counter()
+            made = make(), time.perf_counter() - started
+            if key is None or self._journal is None:
+                self.seconds += made[1]
+                return made[0]
+            self._journal.note([{"key": key, "what": what, "value": made[0], "seconds": round(made[1], 3)}])
             self._journal.close()
-            self._known[key] = value
-        found: T = self._known[key]
+            self._known[key] = made
+        found: T
+        found, spent = self._known[key]
+        self.seconds += spent
         return found
 
 

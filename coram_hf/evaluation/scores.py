@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coram_hf.config import CoramConfig
@@ -16,11 +16,15 @@ Results = dict[str, Result]
 
 @dataclass(frozen=True)
 class Point:
-    """A line at one lambda, and its results by task; averages are over the domains of the suite, if any."""
+    """A line at one lambda, and its results by task; averages are over the domains of the suite, if any.
+
+    seconds: what assembling and scoring its model took.
+    """
 
     lam: float
     results: Results
     suite: Suite | None = None
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def average(self) -> float:
@@ -44,13 +48,14 @@ class Line:
     """One configuration over several lambdas: the points in order, including that of the rule.
 
     facts: D, kappa, c_RMS, sources and more, from the report of the merge. beyond: the results at the rule's
-    lambda on tasks that the sweep does not see.
+    lambda on tasks that the sweep does not see. merging: the seconds that the merge took.
     """
 
     config: CoramConfig
     facts: dict[str, Any]
     points: tuple[Point, ...]
     beyond: Results
+    merging: float = field(default=0.0, compare=False)
 
     @property
     def name(self) -> str:

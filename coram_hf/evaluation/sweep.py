@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.cost import cost_of, write_cost
 from coram_hf.evaluation.figure import draw_sweep
 from coram_hf.evaluation.memory import Memory
 from coram_hf.evaluation.scores import Line, Results, percent, plain
@@ -35,12 +36,16 @@ LARGEST_SWEEP = 1000
 
 @dataclass(frozen=True)
 class Sweep:
-    """The lines of a sweep, and the base and the baselines for reference; averages are over `tasks`."""
+    """The lines of a sweep, and the base and the baselines for reference; averages are over `tasks`.
+
+    cost: the seconds of every merge and point, as `cost_of` has them.
+    """
 
     tasks: tuple[str, ...]
     lines: tuple[Line, ...]
     references: dict[str, Results]
     suite: Suite
+    cost: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def reference_averages(self) -> dict[str, float]:
@@ -116,6 +121,7 @@ class Sweep:
             draw_sweep(self, figure)
         write_whole(folder / TABLE, str(self))
         write_whole(folder / JSON, json.dumps(self.to_dict(), indent=1) + "\n")
+        write_cost(self.cost, folder)
 
 
 def run_sweep(
@@ -142,9 +148,9 @@ def run_sweep(
         tasks: paths of .jsonl tasks, datasets (see `dataset_task`) or their addresses, names or YAML files of
             lm-eval tasks.
         suite, scores, seeds: as in `compare_methods`; scores away from the rule's have rows `line @ lambda`.
-        output: a folder for sweep.json, sweep.md, sweep.png and the journal, from which an interrupted sweep
-            resumes. Points whose inputs, tasks or options have changed are scored again, as are those of
-            models in memory.
+        output: a folder for sweep.json, sweep.md, sweep.png, the seconds of every point in cost.md and
+            cost.json, and the journal, from which an interrupted sweep resumes. Points whose inputs, tasks or
+            options have changed are scored again, as are those of models in memory.
         baselines: reference lines, by the name of a method or of a preset, or named presets of your own.
         limit: the largest number of questions per task.
     """
@@ -161,9 +167,11 @@ def run_sweep(
     bench.check(scorers)
     folder = None if output is None else output_folder(output, (JSON, TABLE, FIGURE))
     swept = tuple(bench.line(config, wanted, scorers, suite=opened.suite) for config in configs)
+    before = bench.seconds
     references = {"base": bench.base(scorers)}
     references |= {name: bench.baseline(name, preset, scorers) for name, preset in presets.items()}
-    sweep = Sweep(tuple(swept[0].rule.results), swept, references, opened.suite)
+    cost = cost_of(swept, bench.seconds - before)
+    sweep = Sweep(tuple(swept[0].rule.results), swept, references, opened.suite, cost)
     if folder is not None:
         sweep.save(folder)
     return sweep

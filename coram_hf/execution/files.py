@@ -13,6 +13,7 @@ import torch
 
 from coram_hf.amplitude import Wanted
 from coram_hf.errors import CoramError
+from coram_hf.execution.cost import timed
 from coram_hf.execution.processes import Processes, shares
 from coram_hf.execution.progress import Progress
 from coram_hf.execution.stream import ReadAhead, Writer
@@ -22,9 +23,13 @@ from coram_hf.execution.workspace import Workspace, check_target
 from coram_hf.geometry import update_dtype
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.record import Record, measure
+from coram_hf.outputs.files import put_in_place
 from coram_hf.outputs.folder import FolderSink
 from coram_hf.outputs.layout import Layout, Unit, skeleton, units
-from coram_hf.outputs.spool import Spool
+from coram_hf.outputs.spool import Spool, is_complete, write_index
+
+GEOMETRY = "geometry"
+"""The phase whose updates are kept."""
 
 SAMPLE = 8
 """The fewest matrices from which to estimate the side of the dispersion threshold."""
@@ -49,13 +54,22 @@ class FileRunner:
         label: str = "merge",
         progress: bool = True,
         kept: Sequence[str] = (),
+        updates: str | Path | None = None,
     ) -> None:
-        """`kept`: the parameters whose updates are kept on disk until lambda is known."""
+        """`kept`: the parameters whose updates are kept on disk until lambda is known.
+
+        `updates`: a folder where they stay, for other lambdas.
+        """
         self.processes = Processes.find()
         self.target = Path(os.path.abspath(Path(target).expanduser()))
         self._queues = queues(inputs)
         self.threads = sum(self._queues.values())
         self.workspace = Workspace(self.target, self.processes.rank)
+        if updates is not None and not kept:
+            raise CoramError(f"keep_update: {label} has no lambda, so no update is kept; remove it")
+        self._updates = None if updates is None else Path(os.path.abspath(Path(updates).expanduser()))
+        if self._updates is not None:
+            self.workspace.kept = self._updates.with_name(f".{self._updates.name}.coram")
         self._inputs = inputs
         model, size = skeleton(inputs), shard_size(max_shard_size)
         state = model.state_dict()
@@ -66,15 +80,38 @@ class FileRunner:
         self.share: list[Unit] = shares[self.processes.rank]
         identity = inputs.identity()
         chosen = {**settings, "processes": self.processes.count, "max_shard_size": size}
+        chosen |= {} if updates is None else {"updates": "kept"}
         self.state = None if identity is None else {"settings": chosen, **identity}
         likes = [inputs.base.original(name) for name in kept]
         self.disk_bytes = self.layout.total_bytes + sum(t.numel() * update_dtype(t).itemsize for t in likes)
         self.started = False
         self._label, self._progress = label, progress and self.processes.first
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether updates stay on the disk after the merge."""
+        return self._updates is not None
+
     def check(self, overwrite: bool) -> None:
         """Raise if the target cannot be written."""
         check_target(self.target, overwrite, self.disk_bytes, self._inputs.files())
+        if self._updates is not None:
+            check_target(self._updates, overwrite, 0, self._inputs.files())
+
+    def publish(self, overwrite: bool) -> None:
+        """Give the finished files, and then the updates to keep, their places."""
+        if self._updates is not None:
+            phases = self.workspace.entries()
+            records = {n: r for (of, _), found in phases.items() if of == GEOMETRY for n, r in found.items()}
+            write_index(self.workspace.kept, self.state, records)
+        self.workspace.publish(overwrite)
+        self.clean()
+
+    def clean(self) -> None:
+        """Keep the updates if that was asked for, and remove everything but the target."""
+        if self._updates is not None and is_complete(self.workspace.kept):
+            put_in_place(self.workspace.kept, self._updates)
+        self.workspace.clean()
 
     def sink(self) -> FolderSink:
         """The files of this process."""
@@ -145,9 +182,9 @@ class FileRunner:
         cost = {unit: sum(self.costs[name] for name in unit) for unit in share}
         mine = sorted((unit for unit in share if (phase, unit[0]) not in finished), key=lambda u: -cost[u])
         ahead, writer = ReadAhead(mine, self._inputs.prefetch), Writer(self.workspace, phase, sink)
-        label, total = f"{self._label}: {phase.partition(' ')[0]}", sum(cost[unit] for unit in mine)
+        what, total = phase.partition(" ")[0], sum(cost[unit] for unit in mine)
         try:
-            with Progress(label, total, self._progress) as progress:
+            with timed(what), Progress(f"{self._label}: {what}", total, self._progress) as progress:
                 for unit, done in in_queues(work, ahead.through(mine), self._queue_of, self._queues):
                     writer.put(unit, done)
                     progress.add(cost[unit])

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from heapq import nlargest
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +15,10 @@ import psutil
 from torch import Tensor
 
 from coram_hf.execution.files import FileRunner
-from coram_hf.execution.tasks import Task, in_threads, merge_unit
+from coram_hf.execution.tasks import in_threads, merge_task, merge_unit
 from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.inputs.inputs import Inputs
-from coram_hf.methods.protocol import How
+from coram_hf.methods.protocol import Method
 from coram_hf.outputs.layout import Layout
 from coram_hf.outputs.pages import forget
 from coram_hf.outputs.place import InMemory, Output, Place
@@ -53,12 +53,13 @@ class Forecast(NamedTuple):
         return self.opening + max(self.computing, self.reading, self.writing) + self.hashing + CARD_SECONDS
 
 
-def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -> tuple[int, int]:
+def requirements(runner: FileRunner, inputs: Inputs, method: Method) -> tuple[int, int]:
     """The bytes of disk, and roughly of memory, that a merge needs.
 
     Memory is that of the libraries and, per thread, its chunks, the method's float32 copies of a parameter,
     and those of adapters: one for each, and three while one is computed.
     """
+    names = method.names(inputs)
     sizes = {name: 4 * runner.layout.like(name).numel() for unit in runner.layout.units for name in unit}
     adapters = sum(w.kind != "full" or w.transplant is not None for w in inputs.experts.values())
     targets = [size for name, size in sizes.items() if inputs.base.tied.get(name, name) in inputs.targets]
@@ -71,10 +72,11 @@ def requirements(runner: FileRunner, inputs: Inputs, names: Mapping[str, How]) -
     return runner.disk_bytes, RESIDENT + runner.threads * of_thread + sum(nlargest(runner.threads, held))
 
 
-def forecast(
-    runner: FileRunner, inputs: Inputs, names: Mapping[str, How], task: Task, opening: float
-) -> Forecast:
+def forecast(runner: FileRunner, inputs: Inputs, method: Method, opening: float) -> Forecast:
     """Estimate how long the merge takes."""
+    names = method.names(inputs)
+    merging = method.bind(inputs, (1.0,) * len(inputs.experts), measure=True)
+    task = merge_task(merging, names, 1.0, inputs, measures=True)
     first = {unit[0]: unit for unit in runner.share}
     likes = {name: runner.layout.like(name) for name in first}
     memory = _NewMemory(runner.layout, inputs)

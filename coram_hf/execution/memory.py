@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from coram_hf.amplitude import Wanted
+from coram_hf.execution.cost import timed
 from coram_hf.execution.progress import Progress
 from coram_hf.execution.protocol import Sink
 from coram_hf.execution.survey import Survey
@@ -23,6 +24,7 @@ class MemoryRunner:
     """Merges into a model, several parameters at a time on each device; exact norms are measured before."""
 
     measures = False
+    keeps_updates = False
 
     def __init__(self, inputs: Inputs, label: str, progress: bool = True) -> None:
         self._inputs, self._label, self._progress = inputs, label, progress
@@ -40,7 +42,8 @@ class MemoryRunner:
             return measure(inputs.parameter(name), Record(), experts)
 
         count = thread_count(torch.device("cpu"))
-        return Survey.of(dict(in_threads(look, inputs.floating, count)), inputs)
+        with timed("survey"):
+            return Survey.of(dict(in_threads(look, inputs.floating, count)), inputs)
 
     def each(
         self, phase: str, names: Sequence[str], task: Task, sink: Sink | None = None
@@ -59,7 +62,8 @@ class MemoryRunner:
     def map(self, what: str, names: Sequence[str], work: Callable[[str], Result]) -> dict[str, Result]:
         """work(name) by name, in the order of the names; each is done in the queue of its device."""
         found = {}
-        with Progress(f"{self._label}: {what}", len(names), self._progress, unit="tensors") as progress:
+        bar = Progress(f"{self._label}: {what}", len(names), self._progress, unit="tensors")
+        with timed(what), bar as progress:
             for name, result in in_queues(work, names, self._inputs.device_of, self._queues):
                 found[name] = result
                 progress.add()

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from coram_hf.amplitude import Amplitude, Strength, balanced_contraction, choose, require_kappa, wanted
 from coram_hf.errors import CoramError
+from coram_hf.execution.cost import timed
 from coram_hf.execution.protocol import Runner, Sink
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import merge_task
@@ -36,20 +37,22 @@ def merge_into(
     known = known and known.with_factors(strength.factors, inputs)
     amplitude = choose(None if known is None else known.measured, strength)
     require_kappa(amplitude, strength)
-    with one_core():
+    with timed("preparing"), one_core():
         work, c_rms = method.bind(inputs, amplitude.balance, measure=run.measures), None
 
-    if amplitude.lam is None:
+    if amplitude.lam is None or run.keeps_updates:
         amplified = [name for name, how in names.items() if how.amplified]
         task = merge_task(work, names, None, inputs, run.measures)
         measured = run.keep("geometry", amplified, task, sink)
+        work = sink.kept(work, measured)
+
+    if amplitude.lam is None:
         known = known or Survey.of(measured, inputs).with_factors(strength.factors, inputs)
         amplitude = choose(known.measured, strength)
         require_kappa(amplitude, strength)
         merged_square = total(measured.values()).slices.squared_norm
         c_rms = balanced_contraction(known.measured, amplitude.factors, merged_square)
         amplitude = choose(known.measured, strength, c_rms)
-        work = sink.kept(work, measured)
         if amplitude.lam is None:
             raise CoramError(
                 "the merged update is zero, so c_RMS, and with it lambda, is undefined; pass lam= (--lambda) "

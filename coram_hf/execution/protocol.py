@@ -36,10 +36,13 @@ class Runner(Protocol[SinkType]):
     """Carries out a merge.
 
     measures: whether update norms are measured while merging rather than before.
+    keeps_updates: whether the updates are kept for later, even if lambda is known.
     """
 
     @property
     def measures(self) -> bool: ...
+    @property
+    def keeps_updates(self) -> bool: ...
 
     def norms(self, wanted: Wanted) -> Survey | None:
         """Update norms before merging, at least as exact as `wanted`."""

@@ -29,7 +29,7 @@ def workspace_of(runner: FileRunner, overwrite: bool) -> Iterator[bool]:
             runner.workspace.lock()
             opened = True
             if finished:
-                runner.workspace.clean()
+                runner.clean()
             else:
                 runner.workspace.open(runner.state)
         runner.processes.wait()

@@ -110,7 +110,6 @@ class Workspace:
         if self.target.exists() and not overwrite:
             raise FileExistsError(f"{self.target} was created during the merge; move or delete it")
         put_in_place(self.files, self.target)
-        self.clean()
 
     def clean(self) -> None:
         """Remove everything but the target, state last, so that a kill in between is recognised."""

@@ -30,7 +30,7 @@ class Anatomy:
     flagged: per expert, columns of slices that conflict with the mean update; columns: all of one expert.
     squares, dots, task: per branch |delta|^2 and <delta, delta_TA>, and |delta_TA|^2.
     decorrelation: the numbers of a `Decorrelation`, if the experts were decorrelated.
-    errors, angles, conditions: see `Dissected`; contrast: the conditions of the other way of slicing.
+    errors, angles, conditions, tiny: see `Dissected`; contrast: the conditions of the other way of slicing.
     """
 
     base: float = 0.0
@@ -45,6 +45,7 @@ class Anatomy:
     dots: Tensor = field(default_factory=lambda: torch.zeros(()))
     task: float = 0.0
     frameless: int = 0
+    tiny: int = 0
     errors: list[Tensor] = field(default_factory=list)
     angles: list[Tensor] = field(default_factory=list)
     conditions: list[Tensor] = field(default_factory=list)
@@ -182,6 +183,7 @@ def _geometry(found: Dissected) -> Anatomy:
         angles=angles,
         conditions=conditions,
         frameless=found.frameless,
+        tiny=found.tiny,
     )
 
 

@@ -17,6 +17,8 @@ from coram_hf.geometry.frame import FACTORS, GramFrame, SvdFrame, Turns, has_dig
 from coram_hf.geometry.products import Products
 
 BRANCHES = tuple(FACTORS)
+TINY = 1e-8
+"""The sigma_min below which the paper's audit counts slices."""
 
 
 class Layout(NamedTuple):
@@ -41,7 +43,8 @@ class Dissected(NamedTuple):
     """|delta|^2 and <delta, delta_TA> per branch, error and angle per rotation, condition per slice.
 
     error: |exp(log Q) - Q| / |Q|; angle: the largest of the rotation; condition: sigma_max / sigma_min of
-    S_0, infinite if the base lacks full rank. Slices without a frame have no rotations.
+    S_0, infinite if the base lacks full rank. Slices without a frame have no rotations. tiny: how many slices
+    have a sigma_min of S_0 below `TINY`.
     """
 
     squares: Tensor
@@ -50,6 +53,7 @@ class Dissected(NamedTuple):
     angles: Tensor
     conditions: Tensor
     frameless: int
+    tiny: int
 
 
 def dissect_slices(stack: Tensor, gram: Tensor, weights: Tensor, layout: Layout) -> Dissected:
@@ -67,6 +71,7 @@ def dissect_slices(stack: Tensor, gram: Tensor, weights: Tensor, layout: Layout)
         torch.cat([found.angles, rest.angles]),
         conditions,
         rest.frameless,
+        found.tiny + rest.tiny,
     )
 
 
@@ -105,7 +110,8 @@ def _by_gram(gram: Tensor, weights: Tensor, layout: Layout) -> tuple[Dissected, 
     squares = (product * L).sum((0, 2, 3, 4))
     errors, angles = _turn_sizes(frame.turns)
     conditions = frame.S[:, 0, 0] / frame.S[:, 0, -1]
-    return Dissected(squares, dots, errors, angles, conditions, 0), trusted
+    tiny = int((frame.S[:, 0, -1] < TINY).sum())
+    return Dissected(squares, dots, errors, angles, conditions, 0, tiny), trusted
 
 
 def _frame_of(gram: Tensor, weights: Tensor, n_models: int) -> tuple[GramFrame, Tensor]:
@@ -138,7 +144,8 @@ def _by_svd(stack: Tensor, weights: Tensor, layout: Layout) -> Dissected:
         squares[b] += (delta**2).sum()
         dots[b] += (delta * task[framed]).sum()
     errors, angles = _turn_sizes(frame.turns)
-    return Dissected(squares, dots, errors, angles, condition_numbers(base), int(frameless.sum()))
+    tiny = int((torch.linalg.svdvals(base)[:, -1] < TINY).sum())
+    return Dissected(squares, dots, errors, angles, condition_numbers(base), int(frameless.sum()), tiny)
 
 
 def _turn_sizes(turns: Turns) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from coram_hf.hub.card import PUBLISHED, render_card, write_card
 from coram_hf.hub.publish import publish_report
-from coram_hf.hub.push import PUSH_OPTIONS, load_report, push_folder
+from coram_hf.hub.push import PUSH_OPTIONS, load_report, push_folder, push_new
 
 __all__ = [
     "PUBLISHED",
@@ -10,6 +10,7 @@ __all__ = [
     "load_report",
     "publish_report",
     "push_folder",
+    "push_new",
     "render_card",
     "write_card",
 ]

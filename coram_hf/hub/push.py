@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
+from coram_hf.config import check_names
 from coram_hf.errors import CoramError
 from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
 from coram_hf.hub.recipe import recipe_text
@@ -36,6 +39,15 @@ ADVICE = {
     403: "the token has no write access there; check its permissions and the name of the repository",
     409: "someone else changed the repository at the same time; push again",
 }
+
+
+def push_new(make: Callable[[Path], object], repo_id: str, options: Mapping[str, Any]) -> str:
+    """Push the folder that `make` fills; the options are those of `push_folder`."""
+    check_names(options, PUSH_OPTIONS, "push option")
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "merged"
+        make(folder)
+        return push_folder(folder, repo_id, fresh=True, **options)
 
 
 def push_folder(

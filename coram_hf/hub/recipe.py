@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import yaml
 
 from coram_hf.hub.again import entry_of, options_of_merge, sources_of
-from coram_hf.inputs.inputs import base_of
+from coram_hf.inputs.inputs import base_of, file_of
 from coram_hf.report import MergeReport
 
 RECIPE_NAME = "coram_recipe.yaml"
@@ -23,6 +23,7 @@ def recipe_text(report: MergeReport, places: Mapping[str, str] | None = None) ->
     if "bases" in options:
         own = {name: known.get(base_of(name), source) for name, source in options["bases"].items()}
         options = {**options, "bases": own}
+    options = {key: known.get(file_of(key), value) for key, value in options.items()}
     content = {
         "base": known.get("", base),
         "experts": {name: known.get(name, source) for name, source in experts.items()},

@@ -108,7 +108,8 @@ def choose_generation(
         choice = choose("special_tokens", asked_id, own, known, partial(_read_ids, key, own), noun=key)
         if choice.owner != "" and choice.value is not None and choice.value != own:
             ids[key] = choice.value
-        said[key] = f"{_shown(choice.value)}, {choice.said}"
+        value = _shown(choice.value)
+        said[key] = value if choice.said == value else f"{value}, {choice.said}"
         warnings.append(choice.warning)
     chosen = None if settings.owner == "" or settings.value is None else settings.value.whole
     return Generation(chosen, ids, said, tuple(warning for warning in warnings if warning))

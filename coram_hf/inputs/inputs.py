@@ -90,7 +90,8 @@ class Inputs:
     surroundings: tokenizer, chat template and generation config, where they are not the base's.
     dtype: that of the result, by default the base's. device: where all matrices are merged, if it was given.
     placement: of the base, and so of the result; None: a model that accelerate has not placed.
-    told: options to record in the report. heads: those of the experts to save beside the merged backbone.
+    told: options to record in the report; files_told: the files and folders that options name.
+    heads: those of the experts to save beside the merged backbone.
     """
 
     base: Weights
@@ -106,6 +107,7 @@ class Inputs:
     placement: Placement | None = None
     trust_remote_code: bool = False
     told: Mapping[str, Any] | None = None
+    files_told: Mapping[str, Path] = field(default_factory=dict)
     heads: Mapping[str, Head] = field(default_factory=dict)
 
     @property
@@ -224,10 +226,15 @@ class Inputs:
         return {name: w.transplant for name, w in self.experts.items() if w.transplant is not None}
 
     def places(self) -> dict[str, str]:
-        """Where base, experts and their own bases can be opened again: at a commit, or in a local folder."""
-        own = [(base_of(name), transplant.own) for name, transplant in self.transplants.items()]
-        every = [*self.named(), *own]
-        return {name: place for name, weights in every if (place := weights.place) is not None}
+        """Where base, experts, their own bases and files that options name can be opened again.
+
+        That is a repository at a commit, or a local path.
+        """
+        moved = self.transplants
+        found = {name: moved[name].expert if name in moved else weights for name, weights in self.named()}
+        found |= {base_of(name): transplant.own for name, transplant in moved.items()}
+        known = {name: place for name, weights in found.items() if (place := weights.place) is not None}
+        return known | {file_of(option): str(path) for option, path in self.files_told.items()}
 
     def identity(self) -> dict[str, Any] | None:
         """A fingerprint of the inputs, so that changes are noticed; None if a model is only in memory."""
@@ -255,3 +262,8 @@ class Inputs:
 def base_of(name: str) -> str:
     """The name of an expert's own base among the places of the inputs."""
     return f"base of {name}"
+
+
+def file_of(option: str) -> str:
+    """The name of an option's file among the places of the inputs."""
+    return f"file of {option}"

@@ -26,7 +26,7 @@ from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
 from coram_hf.inputs.quantized import dequantized
 from coram_hf.inputs.sentence_modules import checkpoint_folder
-from coram_hf.inputs.surroundings import choose_surroundings, told_choices
+from coram_hf.inputs.surroundings import choose_surroundings, told_choices, told_files
 from coram_hf.inputs.targets import Modules, with_targets
 from coram_hf.inputs.tokenizers import base_tokenizer, choose_tokenizer, find_tokenizers, tokenizer_of
 from coram_hf.inputs.tokens import match_vocabularies
@@ -132,6 +132,7 @@ def open_inputs(
         placement=placed_as(origin),
         trust_remote_code=trust_remote_code,
         told=told,
+        files_told=told_files(options, speaking),
     )
     found = with_targets(inputs, target_modules, required=need_targets, keep=keep)
     return replace(found, warnings=(*found.warnings, *check_transplanted_targets(found)))

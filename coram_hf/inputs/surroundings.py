@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +19,9 @@ from coram_hf.inputs.sentence_modules import MODULE_FILES, choose_modules, read_
 from coram_hf.inputs.tokenizers import ChosenTokenizer, Tokenizers
 from coram_hf.inputs.vocabulary import Vocabulary
 from coram_hf.inputs.weights import Weights
+
+CHOICES = ("tokenizer", "chat_template", "generation_config", "special_tokens")
+"""Options that name the owner of a part, or a file."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,26 @@ def choose_surroundings(
 
 def told_choices(options: MergeOptions, experts: Mapping[str, Weights]) -> dict[str, str]:
     """The options as given, for the report; only the names of files, because local paths are private."""
-    told = {}
-    for key in ("tokenizer", "chat_template", "generation_config", "special_tokens"):
-        asked = options.get(key)
-        if isinstance(asked, str | Path) and asked != AUTO:
-            known = str(asked) in (BASE, *experts)
-            known = known or is_template_text(asked)
-            told[key] = str(asked) if known else f"path/to/{Path(asked).name}"
-    return told
+    files = told_files(options, experts)
+    return {
+        key: f"path/to/{files[key].name}" if key in files else str(asked)
+        for key, asked in _told(options).items()
+    }
+
+
+def told_files(options: MergeOptions, experts: Mapping[str, Weights]) -> dict[str, Path]:
+    """The files and folders that options name."""
+    return {
+        key: Path(asked).expanduser().absolute()
+        for key, asked in _told(options).items()
+        if str(asked) not in (BASE, *experts) and not is_template_text(asked)
+    }
+
+
+def _told(options: MergeOptions) -> dict[str, str | Path]:
+    """The options that choose by a name or a file, and were given."""
+    given: dict[str, object] = {key: cast(Any, options).get(key) for key in CHOICES}
+    return {key: asked for key, asked in given.items() if isinstance(asked, str | Path) and asked != AUTO}
 
 
 def _folder(weights: Weights) -> Path | None:

@@ -80,9 +80,13 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def matches(name: str, modules: str | tuple[str, ...]) -> bool:
-    """Whether a name is chosen by PEFT's rules: a regex on the whole name, or a list of suffixes."""
+    """Whether a name is chosen: by a regex on the whole name, or by suffixes, as in PEFT.
+
+    A text without special characters, such as q_proj or layers.0, may be a suffix as well.
+    """
     if isinstance(modules, str):
-        return re.fullmatch(modules, name) is not None
+        plain = re.fullmatch(r"[\w.]+", modules) is not None
+        return re.fullmatch(modules, name) is not None or (plain and matches(name, (modules,)))
     return any(f".{name}".endswith(f".{suffix}") for suffix in modules)
 
 
@@ -210,7 +214,7 @@ def _is_gate(name: str, modules: dict[str, nn.Module]) -> bool:
 
 
 def _matching(model: PreTrainedModel, target_modules: str | tuple[str, ...]) -> Iterator[nn.Module]:
-    """Modules by PEFT's rules: a regex on the whole name, a list of suffixes, or all but the head."""
+    """Modules by a regex on the whole name, by suffixes, or all but the head."""
     for name, module in model.named_modules():
         if target_modules == "all-linear":
             chosen = module is not model.get_output_embeddings()

@@ -201,8 +201,8 @@ class Euclidean:
 
         def every_tensor() -> Iterator[Updates]:
             for name in inputs.floating:
-                parameter = inputs.parameter(name)
-                yield maker(name)(parameter.base, parameter.experts, name=name)
+                for matrix, base, experts in inputs.parameter(name).matrices():
+                    yield maker(name)(base, experts, name=matrix)
 
         prepared = self.baseline.prepared(every_tensor, self.parameters)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from coram_hf.config import Declared, Residual
 from coram_hf.errors import CoramError
-from coram_hf.methods.baseline import Baseline
+from coram_hf.methods.baseline import Baseline, Tensors
 from coram_hf.methods.entry import Choice
 from coram_hf.methods.linear import weighted_mean
-from coram_hf.methods.residual import merge_residual
+from coram_hf.methods.residual import DENSITY, merge_residual
+from coram_hf.methods.ties import every_tau, global_cuts
 from coram_hf.methods.updates import Updates
 
 RANK_TOLERANCE = 1e-12
@@ -30,6 +31,9 @@ def orthomerge(
     residual: Annotated[Residual, "Merge of what the rotations leave over."] = "ta",
     conflict: Annotated[bool, "Rotate towards the rows that oppose the mean row (C) or all (G)."] = False,
     scale: Annotated[float | None, "Coefficient of the residual merge."] = None,
+    trim: Annotated[
+        Literal["tensor", "global"], "Where TIES seeks the largest entries of the residuals."
+    ] = "tensor",
 ) -> Tensor:
     """W = W_0 R + merge of (W_i - W_0 R_i), with R_i = polar(W_0^T T_i) averaged in the Lie algebra
 
@@ -37,24 +41,44 @@ def orthomerge(
     generators are averaged as A = (sum A_i) * mean|A_i| / |sum A_i|, so identical experts are reproduced
     if the residual merge reproduces them (`ta`). `scale` multiplies the residual merge: by default the
     mean (`ta`), TIES at 0.2 and 1.0, or TSV-M at 1.0. Tensors that are not matrices get the residual
-    merge alone.
+    merge alone. With `trim` global, the cut of TIES is that of an expert's whole residual, as in the authors'
+    scripts; finding it takes every rotation three times.
     """
+    parameters = {"trim": trim} if residual == "ties" else None
     if updates.base.ndim != 2:
-        return merge_residual(updates, residual, scale)
+        return merge_residual(updates, residual, scale, parameters)
     W0 = updates.base.double()
-    mean = weighted_mean(updates).double() if conflict else None
     direction, magnitude = W0.new_zeros(W0.shape[1], W0.shape[1]), 0.0
     residuals = []
-    for i, weight in enumerate(updates.weights):
-        tau = updates.tau(i).double()
-        R = procrustes(W0, W0 + (tau if mean is None else opposed_rows(tau, mean)))
-        residuals.append((W0 + tau - W0 @ R).to(updates.dtype))
+    for weight, (R, rest) in zip(updates.weights, rotations(updates, conflict), strict=True):
+        residuals.append(rest)
         A = cayley(R)
         direction.add_(A, alpha=weight)
         magnitude += weight * float(A.norm())
     rotated = W0 @ inverse_cayley(with_norm(direction, magnitude)) - W0
-    left_over = merge_residual(Updates.of(residuals, like=updates), residual, scale)
+    left_over = merge_residual(Updates.of(residuals, like=updates), residual, scale, parameters)
     return (rotated + left_over).to(updates.dtype)
+
+
+def rotations(updates: Updates, conflict: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """R_i and the residual W_i - W_0 R_i of every expert."""
+    W0 = updates.base.double()
+    mean = weighted_mean(updates).double() if conflict else None
+    for i in range(len(updates)):
+        tau = updates.tau(i).double()
+        R = procrustes(W0, W0 + (tau if mean is None else opposed_rows(tau, mean)))
+        yield R, (W0 + tau - W0 @ R).to(updates.dtype)
+
+
+def residual_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The cut of each expert over all its residuals, for TIES with trim="global"; else None."""
+    conflict = parameters["conflict"]
+
+    def residuals(updates: Updates) -> Iterable[Tensor]:
+        turned = updates.base.ndim == 2 and updates.base.numel()
+        return (rest for _, rest in rotations(updates, conflict)) if turned else every_tau(updates)
+
+    return global_cuts(tensors, {"trim": parameters["trim"], "density": DENSITY}, residuals)
 
 
 def opposed_rows(tau: Tensor, mean: Tensor) -> Tensor:
@@ -138,7 +162,10 @@ class OrthoMerge(Baseline):
 
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of the function, without `space`."""
-        return {key: value for key, value in super().complete(parameters).items() if key != "space"}
+        found = {key: value for key, value in super().complete(parameters).items() if key != "space"}
+        if found["trim"] == "global" and found["residual"] != "ties":
+            raise CoramError(f"orthomerge: trim is of residual 'ties', found {found['residual']!r}")
+        return found
 
     def choose(self, parameters: Mapping[str, Any]) -> Choice:
         """OrthoMerge in the space that the parameters name."""
@@ -157,9 +184,14 @@ class OrthoMerge(Baseline):
 
 ORTHOMERGE = OrthoMerge(
     orthomerge,
+    prepare=residual_cuts,
     presets={
-        f"OrthoMerge {title}+{way}": {"residual": residual, **({"conflict": True} if way == "C" else {})}
+        f"OrthoMerge {title}+{way}": {**residual, **({"conflict": True} if way == "C" else {})}
         for way in "GC"
-        for title, residual in (("TA", "ta"), ("TIES", "ties"), ("TSV-M", "tsvm"))
+        for title, residual in (
+            ("TA", {"residual": "ta"}),
+            ("TIES", {"residual": "ties", "trim": "global"}),
+            ("TSV-M", {"residual": "tsvm"}),
+        )
     },
 )

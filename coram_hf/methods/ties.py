@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from coram_hf.methods.updates import Updates
 Combine = Literal["mean", "sum"]
 Tally = Literal["mean", "sum", "total"]
 Sign = Literal["sum", "count"]
+Entries = Callable[[Updates], Iterable[Tensor]]
 LARGE = 1 << 24
 """Number of entries above which a tensor's cut is found by counting, not by selection on a copy."""
 
@@ -108,24 +108,43 @@ def magnitude_cut(tau: Tensor, density: float) -> float:
 
 
 def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:
-    """The magnitude of the k-th largest entry of many tensors, in two counting passes over them.
+    """The magnitude of the k-th largest entry of many tensors, in two counting passes over them."""
+    (cut,) = cuts_of(lambda: ((block,) for block in blocks()), (density,))
+    return cut
+
+
+def cuts_of(
+    blocks: Callable[[], Iterator[Iterable[Tensor]]], densities: Sequence[float]
+) -> tuple[float, ...]:
+    """The cut of each expert over all its tensors; a block has one tensor of every expert.
 
     Non-negative floats sort like their bits read as integers, so the upper half of the k-th largest
     pattern is found by counting upper halves, and the lower half by counting within that upper half.
     """
-    upper = _count(blocks(), lambda bits: bits >> 16)
-    keep = max(1, int(density * int(upper.sum())))
-    high, above = _kth_from_top(upper, keep)
-    lower = _count(blocks(), lambda bits: bits[bits >> 16 == high] & 0xFFFF)
-    low, _ = _kth_from_top(lower, keep - above)
-    return torch.tensor([high << 16 | low], dtype=torch.int32).view(torch.float32).item()
+    found = []
+    for upper, density in zip(_count(blocks(), len(densities)), densities, strict=True):
+        keep = max(1, int(density * int(upper.sum())))
+        high, above = _kth_from_top(upper, keep)
+        found.append((high, keep - above))
+    highs = [high for high, _ in found]
+    lows = [
+        _kth_from_top(lower, rest)[0]
+        for lower, (_, rest) in zip(_count(blocks(), len(densities), highs), found, strict=True)
+    ]
+    patterns = [high << 16 | low for high, low in zip(highs, lows, strict=True)]
+    return tuple(torch.tensor(patterns, dtype=torch.int32).view(torch.float32).tolist())
 
 
-def _count(blocks: Iterator[Tensor], half: Callable[[Tensor], Tensor]) -> Tensor:
-    counts = torch.zeros(1 << 16, dtype=torch.int64)
+def _count(
+    blocks: Iterator[Iterable[Tensor]], n_experts: int, highs: Sequence[int] | None = None
+) -> list[Tensor]:
+    """By expert, how often every upper half of the bits occurs, or with `highs` every lower half below it."""
+    counts = [torch.zeros(1 << 16, dtype=torch.int64) for _ in range(n_experts)]
     for block in blocks:
-        bits = block.abs().to("cpu", torch.float32).flatten().view(torch.int32)
-        counts += torch.bincount(half(bits), minlength=1 << 16)
+        for i, (count, tensor) in enumerate(zip(counts, block, strict=True)):
+            bits = tensor.abs().to("cpu", torch.float32).flatten().view(torch.int32)
+            half = bits >> 16 if highs is None else bits[bits >> 16 == highs[i]] & 0xFFFF
+            count += torch.bincount(half, minlength=1 << 16)
     return counts
 
 
@@ -137,22 +156,27 @@ def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
     return len(counts) - 1 - position, above
 
 
-def global_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """The cut of each expert over all its tensors together, for trim="global"; else None."""
+def every_tau(updates: Updates) -> Iterator[Tensor]:
+    """tau_i of every expert."""
+    return map(updates.tau, range(len(updates)))
+
+
+def global_cuts(
+    tensors: Tensors, parameters: Mapping[str, Any], entries: Entries = every_tau
+) -> tuple[float, ...] | None:
+    """The cut of each expert over all its tensors together, for trim="global"; else None.
+
+    `entries` are what is trimmed of one tensor, by expert.
+    """
     if parameters["trim"] != "global":
         return None
-    n_experts = len(next(tensors()))
-
-    def entries(i: int) -> Iterator[Tensor]:
-        return (updates.tau(i) for updates in tensors())
-
-    given = parameters["density"]
+    n_experts, given = len(next(tensors())), parameters["density"]
     densities = given if isinstance(given, tuple) else (given,) * n_experts
     if not all(isinstance(density, int | float) and density > 0 for density in densities):
         raise CoramError(
             f'ties: trim="global" needs one positive density per expert for all tensors, found {given!r}'
         )
-    return tuple(global_cut(partial(entries, i), density) for i, density in enumerate(densities))
+    return cuts_of(lambda: map(entries, tensors()), densities)
 
 
 TIES = Baseline(

@@ -21,15 +21,11 @@ from coram_hf.outputs.layout import Layout, write_index
 logger = logging.getLogger("coram_hf")
 
 
-def remove_other_files(folder: Path, layout: Layout) -> None:
-    """Remove what an earlier attempt has left besides the weights."""
+def save_model_files(folder: Path, layout: Layout, inputs: Inputs) -> None:
+    """Write index, config, generation config and companions, in place of an earlier attempt's."""
     for path in folder.iterdir():
         if path.is_file() and path.name not in layout.headers:
             path.unlink()
-
-
-def save_model_files(folder: Path, layout: Layout, inputs: Inputs) -> None:
-    """Write index, config, generation config and companions."""
     model = layout.skeleton
     write_index(folder, layout)
     parts = (getattr(model.config, key, None) for key in model.config.sub_configs)

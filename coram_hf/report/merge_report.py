@@ -19,6 +19,7 @@ from coram_hf.config.saved import REPORT_FILE
 from coram_hf.errors import CoramError
 from coram_hf.outputs.files import write_whole
 from coram_hf.report.calibration import Calibration
+from coram_hf.report.cost import cost_lines
 from coram_hf.report.kinds import kind_lines
 from coram_hf.report.tables import Facts, Shown, Table
 from coram_hf.report.text import json_values, numbers_again
@@ -99,6 +100,8 @@ class MergeReport(Shown):
     worst_condition: the largest condition number of a slice of the base that has a frame.
     model_class: that of the result; library: the one that loads it; dtype, options: as requested; files: size
     and sha256 of the weight files.
+    cost: seconds by phase of the run that finished the merge, and its peak memory in bytes; no two runs take
+    the same, so reports are equal without it.
     """
 
     method: str
@@ -144,6 +147,7 @@ class MergeReport(Shown):
     companions: tuple[str, ...] = ()
     surroundings: dict[str, str] = field(default_factory=dict)
     library: str = "transformers"
+    cost: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def effective_kappa(self) -> float | None:
@@ -241,6 +245,7 @@ class MergeReport(Shown):
                 "lost by rounding": self.rounding_loss,
                 **kind_lines(self.kinds),
                 **self.surroundings,
+                **cost_lines(self.cost, self.lam_source),
             },
             Table(
                 "Experts",

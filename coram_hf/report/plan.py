@@ -82,8 +82,10 @@ class MergePlan(Shown):
 
     def __str__(self) -> str:
         counts = self.parameter_counts
+        amplitude = f", kappa {_known(self.kappa)}, lambda {_known(self.lam)}"
+        amplified = self.kappa is not None or self.lam is not None
         lines = [
-            f"{self.line}: D {self.dispersion:.3g}, kappa {_known(self.kappa)}, lambda {_known(self.lam)}",
+            f"{self.line}: D {self.dispersion:.3g}{amplitude if amplified else ''}",
             *(
                 f"  {part}: {len(names)} tensors, {counts[part]:,} parameters"
                 for part, names in self._parts.items()

@@ -1,6 +1,7 @@
 """Reads the paper's complete grid from its LaTeX source: `extract_grid.py coram.tex > grid.json`.
 
-Scores are in percent, as printed. `further`: scores of other tables at lambdas that the grid does not give.
+Scores are in percent, as printed. `further`: scores of other tables at lambdas that the grid does not give;
+`optima`: the best lambdas in the tables of optima, by line.
 """
 
 from __future__ import annotations
@@ -89,6 +90,18 @@ def held_out(source: str) -> dict[str, dict[str, object]]:
     return found
 
 
+def optima(source: str, suite: str) -> dict[str, float]:
+    """The best lambdas in the table of a suite's optima (tab:optt1 to tab:optt4), by line."""
+    body = table(source, f"tab:opt{suite.lower()}").rpartition("\\midrule")[2].partition("\\bottomrule")[0]
+    found = {}
+    for row in body.replace("\n", " ").split("\\\\"):
+        values = cells(row)
+        for name, lam in zip(values[::3], values[1::3], strict=False):
+            if name and lam:
+                found[name] = float(lam)
+    return found
+
+
 def kappa_ranges(source: str) -> dict[str, list[float]]:
     """The stated ranges of kappa_opt, from the text below tab:t4_lambda_distribution."""
     text = source[source.index("\\label{tab:t4_lambda_distribution}") :]
@@ -115,13 +128,14 @@ def main() -> None:
             **measured[base],
             "kappa_range": ranges[suite],
             "further": [further[suite]] if suite in further else [],
+            "optima": optima(source, suite),
             "lines": lines[suite],
         }
         for suite, base in BASES.items()
     }
     suites["Gemma-2-2B"] = {
         "base": "Gemma-2-2B", **measured["Gemma-2-2B"], "kappa_range": ranges["Gemma-2-2B"],
-        "further": [], "lines": [],
+        "further": [], "optima": {}, "lines": [],
     }  # fmt: skip
     head = {
         "source": "CORAM: Coherent Orthogonal Rotation for Model Merging, supplement, section D, tables "

@@ -71,6 +71,10 @@ def test_inspect_prints_the_plan(suite):
     assert "14 tensors" in run.stdout
     assert "r(math)" in run.stdout
     assert "r(code)" in run.stdout
+    assert "lambda" in run.stdout
+    plain = coram_hf("inspect", suite / "base", suite / "math", "--method", "linear")
+    assert "14 tensors" in plain.stdout
+    assert "lambda" not in plain.stdout
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from coram_hf.evaluation.analysis import (
     by_threshold,
     components,
     distribution,
+    distribution_of,
+    gaps,
     held_out,
     one_configuration,
     without_spread_only,
@@ -78,6 +80,8 @@ def test_best_lambdas_of_t4(suites):
     ]
     assert found.counts == dict(sorted(Counter(by_hand).items()))
     assert found.median == median(by_hand)
+    printed = list(suites["T4"].optima.values())
+    assert (len(printed), distribution_of(printed).median) == (12, 1.2)
 
 
 def test_kappa_of_the_other_bases_is_the_mean_of_midpoints(suites):
@@ -106,8 +110,8 @@ def test_kappa_of_the_other_bases_is_the_mean_of_midpoints(suites):
 def test_gaps_by_threshold(suites):
     found = by_threshold(list(suites.values()), (2.0, 4.0, 12.0, 20.0))
     for threshold in (4.0, 12.0):
-        gaps = {name: round(100 * gap, 2) for name, (_, gap) in found[threshold].items()}
-        assert gaps == {"T1": 0.23, "T2": 0.0, "T3": 0.11, "T4": 0.28}
+        left = {name: round(100 * gap, 2) for name, (_, gap) in found[threshold].items()}
+        assert left == {"T1": 0.23, "T2": 0.0, "T3": 0.11, "T4": 0.28}
     assert found[20.0]["T4"] == (1.15, None)
     assert found[2.0]["T1"] == (0.5, None)
     worst = {
@@ -117,6 +121,14 @@ def test_gaps_by_threshold(suites):
     }
     above = [gap for gap in worst.values() if gap > 0.72]
     assert (len(above), max(above)) == (14, 2.05)
+    ours = {name: gaps(suite.lines, 0.0072) for name, suite in suites.items() if suite.lines}
+    assert sum(one.above for one in ours.values()) == 14
+    assert sum(one.lines for one in ours.values()) == 238
+    assert (ours["T4"].line, round(100 * ours["T4"].largest, 2)) == ("nca.tsvm", 2.05)
+    assert max(ours.values(), key=lambda one: one.largest) is ours["T4"]
+    assert ours["T2"].mean == pytest.approx(
+        mean(row["best"]["average"] - row["rule"]["average"] for row in RAW["T2"]["lines"]) / 100
+    )
 
 
 def test_one_configuration_leaves_the_residual_out_where_none_applies(suites):

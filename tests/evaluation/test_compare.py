@@ -4,12 +4,14 @@ import json
 import math
 
 import pytest
+from helpers.adapters import adapted
 from helpers.command import coram_hf
 from helpers.suites import EXPERTS, accuracy, assembled, make_suite, sources, task_files
+from peft import OFTConfig
 from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramMerger, compare_methods
-from coram_hf.baselines import METHODS, PRESETS, merge
+from coram_hf.baselines import METHODS, PRESETS, merge, merge_oft
 from coram_hf.evaluation.compare import RIVALS
 from coram_hf.evaluation.tasks import LightScorer
 from coram_hf.methods.registry import usual_names
@@ -62,7 +64,7 @@ def test_every_number_is_that_of_its_model(suite, found):
         "base": base,
         "linear": merge(*sources(suite), "linear", progress=False).model,
         "OrthoMerge TIES+C": merge(
-            *sources(suite), "orthomerge", residual="ties", conflict=True, progress=False
+            *sources(suite), "orthomerge", **PRESETS["OrthoMerge TIES+C"].parameters, progress=False
         ).model,
     }
     for line in LINES:
@@ -171,3 +173,22 @@ def test_bad_input_is_one_line_and_exit_2(suite, arguments, message):
     assert run.returncode == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_oft_experts_are_compared_with_orthomerge_on_their_generators(suite, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(suite / "base")
+    adapters = {}
+    for seed, name in enumerate(EXPERTS):
+        adapters[name] = tmp_path / name
+        config = OFTConfig(oft_block_size=4, target_modules=["q_proj", "down_proj"])
+        adapted(base, config, seed).save_pretrained(adapters[name])
+    tasks = task_files(suite)[:1]
+    options = {"tasks": tasks, "limit": 4, "score_experts": False, "progress": False}
+    chosen = compare_methods(suite / "base", adapters, "lr", baselines=("OrthoMerge (OFT)",), **options)
+    rows = compare_methods(suite / "base", adapters, "lr", **options).baselines
+    assert list(rows) == [*RIVALS, "OrthoMerge (OFT)"]
+    model = merge_oft(suite / "base", adapters, progress=False).model
+    first = tmp_path / "first.jsonl"
+    first.write_text("".join(tasks[0].read_text().splitlines(True)[:4]))
+    assert rows["OrthoMerge (OFT)"][tasks[0].stem].value == accuracy(model, first)
+    assert chosen.baselines["OrthoMerge (OFT)"] == rows["OrthoMerge (OFT)"]

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, run_sweep
 from coram_hf.baselines import merge
+from coram_hf.evaluation.cost import cost_table
 from coram_hf.evaluation.scores import Line, Point
 from coram_hf.evaluation.sweep import parse_lambdas
 from coram_hf.evaluation.tasks import LightScorer, check_scores
@@ -208,9 +209,19 @@ def test_interrupted_and_resumed_it_gives_the_same_table(suite, whole, counted, 
     assert counted["merges"] == (2 if stop < 12 else 1 if stop < 24 else 0)
     assert contents(tmp_path) == contents(suite / "whole")
     assert str(resumed) == str(whole)
+    journal = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text().splitlines() if line]
+    known = json.loads((tmp_path / "cost.json").read_text())
+    spent = [p["seconds"] for line in known["lines"] for p in (*line["points"], {"seconds": line["merging"]})]
+    total = sum(spent) + known["references"]
+    assert total == pytest.approx(sum(entry["seconds"] for entry in journal), abs=0.03)
+    assert min(p["seconds"] for line in known["lines"] for p in line["points"]) > 0
     counted |= {"scores": 0, "merges": 0}
-    sweep(suite, output=tmp_path)
+    again = sweep(suite, output=tmp_path)
     assert (counted["scores"], counted["merges"]) == (0, 0)
+    assert cost_table(again.cost) == (tmp_path / "cost.md").read_text()
+    for line, cost in zip(again.lines, again.cost["lines"], strict=True):
+        others = [point.seconds for point in line.points if point is not line.rule]
+        assert (cost["evaluations_saved"], cost["seconds_saved"]) == (5, sum(others))
     assert contents(tmp_path) == contents(suite / "whole")
 
 

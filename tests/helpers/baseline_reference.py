@@ -145,6 +145,12 @@ def procrustes(w0, target):
 def orthomerge(w0, experts, residual="ta", conflict=False, scale=None):
     if w0.ndim != 2:
         return residual_merge(w0, experts, residual, scale)
+    rotated, left_over = turned(w0, experts, conflict)
+    return rotated + residual_merge(np.zeros_like(w0), left_over, residual, scale)
+
+
+def turned(w0, experts, conflict):
+    """OrthoMerge's W_0 R, and what the rotation of every expert leaves over."""
     eye = np.eye(w0.shape[1])
     mean = sum(e - w0 for e in experts) / len(experts)
     generators, left_over = [], []
@@ -160,5 +166,4 @@ def orthomerge(w0, experts, residual="ta", conflict=False, scale=None):
     size = np.linalg.norm(total)
     magnitude = np.mean([np.linalg.norm(a) for a in generators])
     a = total * magnitude / size if size else total
-    rotated = w0 @ (eye + a) @ np.linalg.inv(eye - a)
-    return rotated + residual_merge(np.zeros_like(w0), left_over, residual, scale)
+    return w0 @ (eye + a) @ np.linalg.inv(eye - a), left_over

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import yaml
 from helpers.adapters import ALL, adapted
 from helpers.chat import CHATML, PLAIN, instructed
 from helpers.command import coram_hf
@@ -118,6 +119,8 @@ def test_a_choice_by_name(tmp_path, asked):
     assert AutoTokenizer.from_pretrained(folders[0]).chat_template == expected
     report = MergeReport.load(folders[1])
     assert report.options["chat_template"] == ("path/to/own.jinja" if asked == "file" else asked)
+    recipe = yaml.safe_load((folders[1] / "coram_recipe.yaml").read_text())
+    assert recipe["chat_template"] == given
     assert not any("chat template" in warning for warning in plan.warnings)
 
 

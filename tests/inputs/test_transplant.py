@@ -188,7 +188,11 @@ def test_python_command_line_and_recipes_agree(tmp_path):
         path.write_text(yaml.safe_dump({"base": str(base), **recipe}))
         run = coram_hf("merge", "--config", path, "-o", tmp_path / name)
         assert run.returncode == 0, run.stderr
-    for name in ("command", *recipes):
+    again = coram_hf(
+        "merge", "--config", tmp_path / "command" / "coram_recipe.yaml", "-o", tmp_path / "again"
+    )
+    assert again.returncode == 0, again.stderr
+    for name in ("command", "again", *recipes):
         assert_same_tensors(tmp_path / name, tmp_path / "python")
 
 

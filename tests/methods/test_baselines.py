@@ -325,7 +325,8 @@ def test_every_preset_merges_a_model(suite, preset):
     assert all(tensor.isfinite().all() for tensor in merged.values())
     assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
     assert any(not torch.equal(merged[name], before[name]) for name in merged)
-    for name in ("model.layers.0.mlp.up_proj.weight", "model.norm.weight"):
+    alone = ("model.layers.0.mlp.up_proj.weight", "model.norm.weight")
+    for name in () if parameters.get("trim") == "global" else alone:
         tensor_by_tensor = merge_tensor(
             base.get_parameter(name).detach(),
             [e.get_parameter(name).detach() for e in experts.values()],
@@ -463,6 +464,37 @@ def test_global_trim_takes_the_top_of_the_whole_expert(suite):
     for n in names:
         update = reference.elect([t[n] for t in taus], "mean", "sum", np.full(3, 1 / 3))
         np.testing.assert_allclose(merged[n].double().numpy(), w0[n] + update, atol=1e-6)
+
+
+@pytest.mark.parametrize("conflict", [False, True])
+def test_orthomerge_trims_over_the_whole_residual(suite, conflict):
+    base, experts = suite
+    names = list(base.state_dict())
+    w0 = {n: base.state_dict()[n].double().numpy() for n in names}
+    others = [{n: e.state_dict()[n].double().numpy() for n in names} for e in experts.values()]
+    options = {"residual": "ties", "conflict": conflict, "trim": "global"}
+    merged = merge(base, experts, "orthomerge", progress=False, **options).model.state_dict()
+    parts = {
+        n: reference.turned(w0[n], [o[n] for o in others], conflict)
+        if w0[n].ndim == 2
+        else (w0[n], [o[n] - w0[n] for o in others])
+        for n in names
+    }
+    cuts = []
+    for i in range(len(others)):
+        everything = np.concatenate([np.abs(parts[n][1][i]).ravel() for n in names])
+        cuts.append(np.sort(everything)[-int(0.2 * everything.size)] * (1 - 1e-6))
+    shares = np.full(len(others), 1 / len(others))
+    apart = 0.0
+    for n, (rotated, left_over) in parts.items():
+        kept = [np.where(np.abs(t) >= cut, t, 0.0) for t, cut in zip(left_over, cuts, strict=True)]
+        expected = rotated + reference.elect(kept, "mean", "sum", shares)
+        np.testing.assert_allclose(merged[n].double().numpy(), expected, atol=1e-6)
+        by_tensor = reference.orthomerge(w0[n], [o[n] for o in others], "ties", conflict)
+        apart = max(apart, np.abs(by_tensor - expected).max())
+    assert apart > 1e-3
+    with pytest.raises(CoramError, match="trim is of residual 'ties', found 'ta'"):
+        merge(base, experts, "orthomerge", trim="global")
 
 
 def test_balance_and_weights_reach_the_baselines(suite):

@@ -170,11 +170,13 @@ def test_contraction(suite):
 def test_branches(suite):
     naive, numbers = suite
     task = np.concatenate([sum(ts).ravel() for ts in naive.used.values()])
+    origin = math.sqrt(sum((w0**2).sum() for w0 in naive.w0.values()))
     deltas = {b: np.concatenate([naive.update(n, b).ravel() for n in naive.w0]) for b in BRANCHES}
     assert set(numbers["branches"]) == {"full", "lr", "q", "s", "v", "qs", "sv"}
     for branch, delta in deltas.items():
         size = np.linalg.norm(delta)
         assert numbers["branches"][branch]["norm_ratio"] == close(size / np.linalg.norm(task))
+        assert numbers["branches"][branch]["relative"] == close(size / origin)
         assert numbers["branches"][branch]["cosine"] == close(delta @ task / size / np.linalg.norm(task))
     apart = math.hypot(np.linalg.norm(deltas["q"]), np.linalg.norm(deltas["v"]))
     assert numbers["cancellation"]["ratio"] == close(np.linalg.norm(deltas["lr"]) / apart)
@@ -358,11 +360,20 @@ def test_slices_that_must_be_factored_and_slices_without_a_frame():
         assert dot == pytest.approx(
             (delta * task).sum(), abs=1e-8 * np.linalg.norm(delta) * np.linalg.norm(task)
         )
-    assert found.frameless == 1
+    assert (found.frameless, found.tiny) == (1, 1)
     conditions = torch.cat(found.conditions).tolist()
     assert conditions[:2] == close([2.0, 1e5], 1e-6)
     assert math.isinf(conditions[2])
     assert len(torch.cat(found.errors)) == 4
+
+
+def test_slices_with_a_tiny_singular_value_are_counted():
+    rng = np.random.default_rng(5)
+    sizes = [np.linspace(2, 1, 8), np.geomspace(1, 5e-9, 8), np.linspace(2, 1, 8) * 5e-9]
+    w0 = np.concatenate([with_spectrum(rng, 8, 40, 8, s) for s in sizes])
+    base, expert = tensors([w0, w0 * 1.01])
+    found = dissect(base, [expert], CoramConfig(), factors=[1.0])
+    assert found.tiny == sum(np.linalg.svd(w0[i : i + 8])[1][-1] < 1e-8 for i in (0, 8, 16)) == 2
 
 
 def test_a_rotation_near_pi_is_counted_and_survives():
@@ -407,7 +418,8 @@ def test_experts_that_did_not_move():
     assert numbers["ownership"]["cosine"]["same"]["moved"] is None
     assert numbers["ownership"]["rows"] == {"same": 0.0, "moved": 1.0}
     nobody = diagnose(base, {"same": copy.deepcopy(base)}, progress=False)
-    assert nobody["branches"]["full"] == {"norm_ratio": None, "cosine": None}
+    still = {"norm_ratio": None, "relative": pytest.approx(0.0, abs=1e-14), "cosine": None}
+    assert nobody["branches"]["full"] == still
 
 
 def test_bad_input_is_named():

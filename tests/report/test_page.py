@@ -191,7 +191,7 @@ def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
     assert all(f'id="{part}"' in text for part in PARTS)
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert set(SECTIONS) <= set(numbers)
-    assert set(numbers["branches"]["lr"]) == {"norm_ratio", "cosine"}
+    assert set(numbers["branches"]["lr"]) == {"norm_ratio", "relative", "cosine"}
     assert list(numbers["retention"]) == ["code", "two"]
     assert numbers["models"]["experts"] == ["math", "coder"]
     assert set(numbers["audit"]["condition"]) == {"contiguous", "mean"}

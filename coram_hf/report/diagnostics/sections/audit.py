@@ -16,6 +16,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
 
     rotation_log: mean and largest |exp(log Q) - Q| / |Q| over all slices and experts, and how many rotations
     turn by more than 3. condition: sigma_max / sigma_min of S_0 by kind of slicing; histogram: its log10.
+    tiny: how many slices have a sigma_min of S_0 below 1e-8.
     """
     from coram_hf.geometry.anatomy import CONTRAST
     from coram_hf.report.diagnostics.distributions import conditioning, rotation_log
@@ -29,12 +30,14 @@ def numbers(findings: Findings) -> dict[str, Any]:
         "rotation_log": rotation_log(whole.errors, whole.angles),
         "condition": conditioning({way: conditions[way] for way in sorted(conditions)}),
         "frameless": whole.frameless,
+        "tiny": whole.tiny,
     }
 
 
 def tables(numbers: Numbers) -> list[Table]:
-    """Errors of the logarithm, and condition numbers by kind of slicing."""
-    log, condition = numbers["audit"]["rotation_log"], numbers["audit"]["condition"]
+    """Errors of the logarithm, condition numbers by kind of slicing, and slices that are nearly singular."""
+    found = numbers["audit"]
+    log, condition = found["rotation_log"], found["condition"]
     keys = ("median", "p95", "max", "slices", "rank_deficient")
     return [
         Table(
@@ -47,6 +50,7 @@ def tables(numbers: Numbers) -> list[Table]:
             ["slicing", *(key.replace("_", " ") for key in keys)],
             [[way, *(at[key] for key in keys)] for way, at in condition.items()],
         ),
+        Table("Slices", ["without a frame", "sigma_min < 1e-8"], [[found["frameless"], found["tiny"]]]),
     ]
 
 

@@ -24,15 +24,16 @@ SUBSETS = {
 
 
 def numbers(findings: Findings) -> dict[str, Any]:
-    """|delta| / |delta_TA| and cos(delta, delta_TA) by subset, with delta_TA = sum_i (W_i - W_0)."""
+    """|delta| over |delta_TA| and |W_0|, and cos(delta, delta_TA), with delta_TA = sum_i (W_i - W_0)."""
     whole = findings.whole
-    task = math.sqrt(max(0.0, whole.task))
+    origin, task = math.sqrt(whole.base), math.sqrt(max(0.0, whole.task))
     squares, dots = findings.by_branch(whole.squares), findings.by_branch(whole.dots)
     found: dict[str, dict[str, float | None]] = {}
     for branch, square in squares.items():
         norm = math.sqrt(max(0.0, square))
         found[branch] = {
             "norm_ratio": norm / task if task else None,
+            "relative": norm / origin if origin else None,
             "cosine": dots[branch] / (norm * task) if norm and task else None,
         }
     return found
@@ -48,10 +49,15 @@ def cancellation(findings: Findings) -> dict[str, Any]:
 def tables(numbers: Numbers) -> list[Table]:
     """Size and direction by subset, and the cancellation of Q and V."""
     found = numbers["branches"]
-    rows = [[name, found[name]["norm_ratio"], found[name]["cosine"], text] for name, text in SUBSETS.items()]
+    keys = ("norm_ratio", "relative", "cosine")
+    rows = [[name, *(found[name][key] for key in keys), text] for name, text in SUBSETS.items()]
     ratio = numbers["cancellation"]["ratio"]
     return [
-        Table("Subsets of the factors", ["subset", "|delta| / |delta_TA|", "cosine", "merged"], rows),
+        Table(
+            "Subsets of the factors",
+            ["subset", "|delta| / |delta_TA|", "|delta| / |W_0|", "cosine", "merged"],
+            rows,
+        ),
         Table("Cancellation", ["ratio", "value"], [["|delta_QV| / sqrt(|delta_Q|^2 + |delta_V|^2)", ratio]]),
     ]
 
