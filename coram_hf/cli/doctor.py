@@ -29,7 +29,7 @@ OPTIONAL = {
 
 
 def doctor() -> None:
-    """Show versions, devices, memory, disk, and whether a token is present.
+    """Show versions, devices, memory, disk, and if there is a token.
 
     The exit status is 1 if a version does not fit.
     """

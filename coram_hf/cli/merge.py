@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @with_shared_options
 def inspect(given: dict[str, Any]) -> None:
-    """Show what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
+    """Show what a merge would do, and whether the experts fit together."""
     plan = read_given(given).merger().inspect()
     conclude_shown(plan, plan.to_dict())
 
@@ -59,11 +59,11 @@ def merge(
     dry_run: DryRun = False,
     intermediates: Intermediates = None,
 ) -> None:
-    """Merge checkpoints and adapters into one model; the folder appears when it is complete.
+    """Merge checkpoints and adapters into one model, or an adapter.
 
-    A merge that is interrupted or fails keeps its work, and the same command resumes it; that of an adapter
-    starts over. With both outputs, everything is merged twice. With --calibrate, it is first merged and
-    calibrated in memory.
+    The folder appears when it is complete. A merge that is interrupted or fails keeps its work, and the same
+    command resumes it; that of an adapter starts over. With both outputs, everything is merged twice. With
+    --calibrate, it is first merged and calibrated in memory.
     """
     adapter = {key: given[key] for key in ADAPTER}
     _check_outputs(output, adapter_out, adapter)

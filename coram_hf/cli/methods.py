@@ -14,7 +14,7 @@ def methods(
         str | None, typer.Argument(help="One method; by default all.", autocompletion=complete_method)
     ] = None,
 ) -> None:
-    """List the merge methods with their formulas, or the parameters of one."""
+    """List the merge methods with formulas, or one with parameters."""
     from coram_hf.cli.summary import conclude
     from coram_hf.methods.registry import find_method, method_names
     from coram_hf.report.tables import Table
