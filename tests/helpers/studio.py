@@ -87,7 +87,7 @@ class Walk:
     def edit_card(self, words):
         """Type a last paragraph into the card."""
         self.browser.until("document.querySelector('#card .cm-content')?.innerText.includes('---')")
-        self.browser.click("#card .cm-content")
+        self.browser.click("#card .cm-scroller")
         self.browser.press("End", 35, modifiers=CONTROL)
         self.browser.call("Input.insertText", text=f"\n{words}\n")
 
@@ -107,12 +107,10 @@ class Walk:
         self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
         return self.text(f"{place} .note")
 
-    def shot(self, name, height):
-        """A screenshot of the top of the page, if any are wanted."""
+    def shot(self, name):
+        """A screenshot of the top of the page, if any are wanted; all are of one size."""
         if self.shots is not None:
-            self.browser.look_like(WIDTH, height)
             self.browser.run("window.scrollTo(0, 0)")
             time.sleep(0.8)
             Path(self.shots).mkdir(parents=True, exist_ok=True)
             self.browser.screenshot(Path(self.shots) / f"{name}.png", whole=False)
-            self.browser.look_like(WIDTH, HEIGHT)

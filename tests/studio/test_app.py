@@ -180,7 +180,7 @@ def test_the_demo_for_the_readme(browser, tmp_path_factory):
     browser.click("#demo")
     walk.seen("#progress", "Five adapters")
     walk.inspect()
-    walk.shot("plan", 840)
+    walk.shot("plan")
     walk.merge()
     walk.tab("Try it")
     for question in ("Request", "Name", "24h"):
@@ -188,9 +188,9 @@ def test_the_demo_for_the_readme(browser, tmp_path_factory):
         browser.until(
             f"document.querySelector('#answers .question')?.innerText.startsWith('{question}')", walk.patience
         )
-    walk.shot("try", 906)
+    walk.shot("try")
     walk.tab("Report")
     browser.click("#make-report")
     browser.until("!!document.querySelector('#page iframe')", walk.patience)
-    walk.shot("report", 906)
+    walk.shot("report")
     assert_local(browser, address)
