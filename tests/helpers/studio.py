@@ -5,6 +5,7 @@ from pathlib import Path
 
 CONTROL = 2
 WIDTH, HEIGHT = 1280, 860
+PICTURE = 900, 840
 
 
 class Walk:
@@ -108,9 +109,11 @@ class Walk:
         return self.text(f"{place} .note")
 
     def shot(self, name):
-        """A screenshot of the top of the page, if any are wanted; all are of one size."""
+        """A screenshot of the top of a page that is narrow enough for a README, if any are wanted."""
         if self.shots is not None:
+            self.browser.look_like(*PICTURE)
             self.browser.run("window.scrollTo(0, 0)")
             time.sleep(0.8)
             Path(self.shots).mkdir(parents=True, exist_ok=True)
             self.browser.screenshot(Path(self.shots) / f"{name}.png", whole=False)
+            self.browser.look_like(WIDTH, HEIGHT)
