@@ -52,7 +52,7 @@ example: setup
 
 # the tests of the report's page and of the studio need a browser, and skip without one
 browser:
-	@command -v chromium >/dev/null || { command -v apt-get && test "$$(id -u)" = 0 && apt-get update && \
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { command -v apt-get && test "$$(id -u)" = 0 && apt-get update && \
 		apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 || echo "no chromium: the page's tests skip"
 
 test: setup browser

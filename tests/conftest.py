@@ -32,6 +32,19 @@ def real_figures(monkeypatch):
 
 
 @pytest.fixture
+def hub(monkeypatch):
+    """A Hub on loopback, and a login to it."""
+    from helpers.hub_server import TOKEN, Hub
+
+    found = Hub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return found
+
+
+@pytest.fixture
 def two_threads():
     import torch
 

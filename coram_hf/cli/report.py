@@ -67,13 +67,16 @@ def page(
     from coram_hf.outputs.files import write_whole
     from coram_hf.report.diagnostic_figures import draw_figures
     from coram_hf.report.page import render_page
+    from coram_hf.report.verdict import verdict
 
     write_whole(output, render_page(numbers))
     if figures is not None:
         draw_figures(numbers, figures)
     if not _for_a_program(json):
-        written = {"page": output, "numbers": json, "figures": figures}
-        conclude(facts(f"wrote {output}", {name: path and str(path) for name, path in written.items()}), {})
+        found, written = numbers["dispersion"], {"page": output, "numbers": json, "figures": figures}
+        rows = {"verdict": verdict(found), "dispersion D": found["D"], "lambda": found["lam"]}
+        rows |= {name: path and str(path) for name, path in written.items()}
+        conclude(facts(f"wrote {output}", rows), {})
 
 
 def _command(section: Section) -> Callable[..., None]:

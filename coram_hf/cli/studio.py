@@ -26,7 +26,7 @@ def studio(
     ] = True,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
-    """Merge by looking: choose models, see the plan, merge, move lambda, chat, save, in a browser.
+    """Merge by looking, in a browser: plan, merge, chat, save.
 
     Needs the extra `studio`: pip install 'coram-hf[studio]'
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coram_hf.cli.voice import VOLUME
-from coram_hf.report.tables import Shown, Table, print_shown, print_tables
+from coram_hf.report.tables import Shown, Table, print_tables
 from coram_hf.report.text import json_values
 
 
@@ -20,8 +20,12 @@ def conclude(tables: Table | Iterable[Table], data: Any) -> None:
 
 
 def conclude_shown(thing: Shown, data: Any) -> None:
-    """Print an object that has a table of its own, or with `--json` its data."""
-    print_json(data) if VOLUME.get().json else print_shown(thing)
+    """Print the facts of an object and its warnings, or with `--json` its data."""
+    if VOLUME.get().json:
+        print_json(data)
+    else:
+        found = thing.facts()
+        print_tables(found.tables(), found.warnings)
 
 
 def conclude_markdown(text: str, data: Any, folder: object = None) -> None:

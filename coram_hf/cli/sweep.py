@@ -55,7 +55,7 @@ def sweep(
     no_baselines: NoBaselines = False,
     limit: Limit = None,
 ) -> None:
-    """Score a merge over lambda: the rule's lambda, the optimum, the gap between them, and the baselines.
+    """Score a merge over lambda, beside the rule and baselines.
 
     Every line is merged once. With --grid, variants of the first line are scored at the rule's lambda, and
     --lambda sweeps the given lines only. An interrupted sweep resumes when the same command is run again.

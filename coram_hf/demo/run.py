@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.calibration.teachers import greedy
 from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluation.light import Score, score
 from coram_hf.evaluation.questions import Task, read_task
+from coram_hf.inputs.text import text_tokens
 from coram_hf.merger import CoramMerger, Merger
 from coram_hf.methods.registry import find_method
 from coram_hf.outputs.files import write_whole
@@ -27,7 +30,10 @@ SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
 """The even suite: each names an adapter and the task that it was trained for."""
 
-PLAIN, BEST, FITTED = "linear average", "CORAM, recommended", "CORAM, calibrated"
+PLAIN, PAPER = "linear average", "CORAM, the paper's rule"
+BEST, FITTED = "CORAM, recommended", "CORAM, calibrated"
+ANSWER = CalibrationConfig(answer_tokens=24, answer_line=True)
+"""How an answer that is shown ends."""
 logger = logging.getLogger(__name__)
 
 
@@ -46,7 +52,7 @@ class Outcome(NamedTuple):
         for row, found in self.scores.items():
             shares = [100 * score.accuracy for score in found.values()]
             rows.append([row, *(f"{share:.0f}" for share in (*shares, sum(shares) / len(shares)))])
-        asked = [[readable(a.question, 60), a.base, a.merge, a.right] for a in self.answers]
+        asked = [[readable(a.question, 60), a.base or "(nothing)", a.merge, a.right] for a in self.answers]
         count = next(iter(self.scores[BEST].values())).total
         return [
             Table("One held-out question per task", ("question", "base", "merge", "right answer"), asked),
@@ -73,9 +79,10 @@ class Answer(NamedTuple):
 
 
 def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> Outcome:
-    """Merge into `folder`/merged with the recommended config, score it beside base, experts and average.
+    """Merge into `folder`/merged with the recommended config, and score it beside base, experts and others.
 
-    `calibrate` also calibrates the merge on four prompts per expert, into `folder`/calibrated.
+    The others are the linear average and the paper's rule. `calibrate` also calibrates the merge on four
+    prompts per expert, into `folder`/calibrated.
     """
     folder, started = Path(folder), time.perf_counter()
     logger.info("reading %s", MODEL_ID)
@@ -83,11 +90,15 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     adapters = {name: SUITE / "adapters" / name for name in EXPERTS}
     tasks = {name: read_task(SUITE / "data" / name / "test.jsonl") for name in EXPERTS}
     tokenizer = AutoTokenizer.from_pretrained(base)
+    first = {name: task.questions[0] for name, task in tasks.items()}
+    prompts = [question.prompt for question in first.values()]
 
     merged = folder / "merged"
     logger.info("merging %d adapters into %s", len(adapters), merged)
     merger = CoramMerger(base, adapters, CoramConfig.recommended(), progress=False)
-    merger.merge_to(merged, overwrite=_is_ours(merged))
+    merger.check(merged, overwrite=_is_ours(merged))
+    best = merger.merge(keep_update=False)
+    best.save_pretrained(merged)
     numbers = diagnose_inputs(merger.inputs, merged={BEST: merged}, progress=False)
     write_whole(folder / "report.html", render_page(numbers))
 
@@ -95,14 +106,18 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
         logger.info("asking %d questions: %s", questions * len(EXPERTS), row)
         return {name: score(model, tokenizer, tasks[name], questions) for name in EXPERTS}
 
+    def other(method: str) -> PreTrainedModel:
+        choice = find_method(method).choose({})
+        return Merger(merger.inputs, choice, progress=False).merge(keep_update=False).model
+
     before = _load(base)
     rows = {"base": scored("base", before)}
-    said = _answers(before, tokenizer, tasks)
+    said = _answers(before, tokenizer, prompts)
     logger.info("asking %d questions: each expert on its own task", questions * len(EXPERTS))
     rows["each expert on its task"] = _score_experts(before, tokenizer, adapters, tasks, questions)
-    linear = Merger(merger.inputs, find_method("linear").choose({}), progress=False)
-    rows[PLAIN] = scored(PLAIN, linear.merge(keep_update=False).model)
-    after = _load(merged)
+    rows[PLAIN] = scored(PLAIN, other("linear"))
+    rows[PAPER] = scored(PAPER, other("coram"))
+    after = best.model
     rows[BEST] = scored(BEST, after)
     then = f"coram-hf demo -o {folder} --calibrate"
     if calibrate:
@@ -112,8 +127,10 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
         rows[FITTED] = scored(FITTED, after)
         then = f"coram-hf eval {merged} --tasks {SUITE / 'data' / EXPERTS[0] / 'test.jsonl'}"
     answers = [
-        Answer(name, asked, said[name][1], answer, right)
-        for name, (asked, answer, right) in _answers(after, tokenizer, tasks).items()
+        Answer(name, " ".join(question.prompt.split()), was, now, question.right.strip())
+        for (name, question), was, now in zip(
+            first.items(), said, _answers(after, tokenizer, prompts), strict=True
+        )
     ]
     return Outcome(merged, rows, answers, time.perf_counter() - started, then)
 
@@ -160,22 +177,8 @@ def _score_experts(
     return found
 
 
-def _answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: dict[str, Task]
-) -> dict[str, tuple[str, str, str]]:
-    """The first question of every task, what the model answers, and what is right."""
-    found = {}
-    for name, task in tasks.items():
-        question = task.questions[0]
-        asked = question.prompt.replace("\n", " ")
-        right = question.choices[question.answer].strip()
-        found[name] = asked, _answer(model, tokenizer, question.prompt).strip(), right
-    return found
-
-
-def _answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+def _answers(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[str]:
     """What the model answers, up to the end of the line."""
-    asked: Any = tokenizer(prompt, return_tensors="pt")
-    generate = cast(Any, model).generate
-    said = generate(**asked, max_new_tokens=24, do_sample=False)[0][asked.input_ids.shape[1] :]
-    return str(tokenizer.decode(said, skip_special_tokens=True)).partition("\n")[0]
+    asked = [text_tokens(tokenizer, prompt) for prompt in prompts]
+    said = greedy(model.eval(), tokenizer, asked, ANSWER)
+    return [str(tokenizer.decode(row, skip_special_tokens=True)).partition("\n")[0].strip() for row in said]

@@ -73,11 +73,12 @@ class Facts(NamedTuple):
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        single = self._single().rich()
+        facts, experts = self.tables()
+        single = facts.rich()
         single.title, single.title_justify = Text(self.title), "left"
         whole = RichTable.grid(padding=(0, 0))
         whole.add_row(single)
-        whole.add_row(self.experts.rich(EXPERT))
+        whole.add_row(experts.rich(EXPERT))
         for warning in self.warnings:
             whole.add_row(Text(f"warning: {readable(warning, WARNING)}", style="yellow"))
         return whole
@@ -85,13 +86,15 @@ class Facts(NamedTuple):
     def html(self) -> str:
         """The tables, and the warnings as a list."""
         warnings = "".join(f"<li>{escape(readable(warning, WARNING))}</li>" for warning in self.warnings)
+        facts, experts = self.tables()
         return (
-            f"<div><b>{escape(readable(self.title))}</b>{self._single().html()}{self.experts.html()}"
+            f"<div><b>{escape(readable(self.title))}</b>{facts.html()}{experts.html()}"
             f"{f'<ul>{warnings}</ul>' if warnings else ''}</div>"
         )
 
-    def _single(self) -> Table:
-        return Table(self.title, (), list(self.single.items()))
+    def tables(self) -> tuple[Table, Table]:
+        """The single facts, and the numbers by expert."""
+        return Table(self.title, (), list(self.single.items())), self.experts
 
 
 class Shown(ABC):
@@ -119,8 +122,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return Table("", header, list(rows)).markdown()
 
 
-def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables with their titles, to a terminal or into a pipe."""
+def print_tables(tables: Iterable[Table], warnings: Iterable[str] = ()) -> None:
+    """Print tables with their titles, and warnings below, to a terminal or into a pipe."""
     from rich.console import Console
     from rich.text import Text
 
@@ -128,14 +131,8 @@ def print_tables(tables: Iterable[Table]) -> None:
     for table in tables:
         console.print(Text(table.title, style="bold"), soft_wrap=True)
         console.print(table.rich())
-
-
-def print_shown(thing: Shown) -> None:
-    """Print the table in a terminal; elsewhere, such as in a pipe, the plain lines of `str`."""
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False)
-    console.print(thing) if console.is_terminal else print(thing)
+    for warning in warnings:
+        console.print(Text(f"warning: {readable(warning, WARNING)}", style="yellow"), soft_wrap=True)
 
 
 def _is_words(value: object) -> bool:

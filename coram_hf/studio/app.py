@@ -234,6 +234,7 @@ def _save_tab(actions: Actions) -> Any:
                 language="markdown",
                 label="Model card: edit what is outside the coram markers",
                 lines=24,
+                max_lines=32,
                 elem_id="card",
             )
         with gr.Column(scale=2):

@@ -69,8 +69,7 @@ def test_inspect_prints_the_plan(suite):
     run = coram_hf("inspect", suite / "base", suite / "math", suite / "adapters" / "code")
     assert run.returncode == 0, run.stderr
     assert "14 tensors" in run.stdout
-    assert "r(math)" in run.stdout
-    assert "r(code)" in run.stdout
+    assert re.search(r"^ +math +0\.\d+ .*\n +code +0\.\d+ ", run.stdout, re.M)
     assert "lambda" in run.stdout
     plain = coram_hf("inspect", suite / "base", suite / "math", "--method", "linear")
     assert "14 tensors" in plain.stdout
@@ -291,9 +290,8 @@ def test_a_dry_run_writes_nothing(suite, monkeypatch):
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() - 50 * 3600)
     run = coram_hf("merge", suite / "base", suite / "math", "-o", suite / "out", "--dry-run")
     assert run.returncode == 0, run.stderr
-    assert "disk: 0.00 GB" in run.stdout
-    assert "memory: about" in run.stdout
-    told = re.search(r"time: about ([\d.]+) h, including startup", run.stdout)
+    assert re.search(r"disk +0.00 GB\b.*\n +memory +about", run.stdout)
+    told = re.search(r"time +about ([\d.]+) h, including startup", run.stdout)
     assert 50 <= float(told[1]) < 60
     assert not (suite / "out").exists()
     assert not list(suite.glob(".out*"))

@@ -93,8 +93,8 @@ def test_a_dry_run_on_a_full_disk_shows_the_plan(suite, monkeypatch):
     no_space(monkeypatch)
     run = coram_hf("merge", suite.base, suite.experts["math"], "-o", suite.base.parent / "x", "--dry-run")
     assert run.returncode == 2
-    assert "target: 14 tensors" in run.stdout
-    assert "disk: 0.00 GB" in run.stdout
+    assert re.search(r"target +14 tensors", run.stdout)
+    assert re.search(r"disk +0.00 GB", run.stdout)
     assert "only 0.00 GB are free" in run.stderr
 
 
@@ -227,6 +227,6 @@ def test_a_merge_in_memory_does_not_flood_a_pipe(capsys):
 def test_coram_is_in_every_list_of_methods(suite, tmp_path):
     assert "coram" in method_names()
     assert "coram" in coram_hf("merge", "--help").stdout
-    assert "coram: " in coram_hf("methods").stdout
+    assert "  coram  " in coram_hf("methods").stdout
     wrong = coram_hf("merge", suite.base, suite.experts["math"], "--method", "coran", "-o", tmp_path / "out")
     assert "did you mean 'coram'?" in wrong.stderr

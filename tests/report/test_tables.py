@@ -67,7 +67,7 @@ def test_terminal_and_notebook_show_the_same_numbers(shown, kind):
     assert len(repr(thing).splitlines()) < 40
 
 
-def test_the_command_shows_a_table_in_a_terminal_only(tmp_path, monkeypatch):
+def test_the_command_shows_its_table_in_a_terminal_and_in_a_pipe(tmp_path, monkeypatch):
     on_disk(tmp_path, experts={"math": 0.02})
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
@@ -75,8 +75,10 @@ def test_the_command_shows_a_table_in_a_terminal_only(tmp_path, monkeypatch):
     with os.fdopen(theirs, "w") as terminal:
         assert coram_hf("inspect", tmp_path / "base", tmp_path / "math", stdout=terminal).returncode == 0
     text = os.read(ours, 1 << 16).decode()
-    assert "─" in text
-    assert "dispersion D" in text
     piped = coram_hf("inspect", tmp_path / "base", tmp_path / "math").stdout
-    assert "─" not in piped
-    assert "r(math)" in piped
+    assert "\x1b[" in text
+    assert "\x1b[" not in piped
+    for shown in (text, piped):
+        assert "─" in shown
+        assert "dispersion D" in shown
+        assert "warning: 98" in shown

@@ -12,7 +12,7 @@ import pytest
 from helpers.browser import CHROMIUM, Browser
 from helpers.command import coram_hf
 from helpers.folders import on_disk, tensors_of
-from helpers.hub_server import Hub
+from helpers.hub_server import TOKEN
 from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
 from helpers.studio import Walk
 from peft import PeftModel
@@ -24,7 +24,6 @@ from coram_hf import CoramConfig, CoramMerger
 from coram_hf.report import MergeReport
 from coram_hf.studio import run_studio
 
-TOKEN = "hf_" + "loopback" * 4
 SHOTS = os.environ.get("CORAM_SCREENSHOTS")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
@@ -113,17 +112,6 @@ def test_inspect_merge_slide_chat_report_save(browser, root, address):
     assert_local(browser, address)
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """A Hub on loopback, and a login to it."""
-    found = Hub()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.address)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    return found
-
-
 def test_calibrate_save_an_adapter_and_push(browser, root, address, hub):
     walk = Walk(browser, address)
     walk.pick("#base", "base")
@@ -192,7 +180,7 @@ def test_the_demo_for_the_readme(browser, tmp_path_factory):
     browser.click("#demo")
     walk.seen("#progress", "Five adapters")
     walk.inspect()
-    walk.shot("plan", 840)
+    walk.shot("plan")
     walk.merge()
     walk.tab("Try it")
     for question in ("Request", "Name", "24h"):
@@ -200,9 +188,9 @@ def test_the_demo_for_the_readme(browser, tmp_path_factory):
         browser.until(
             f"document.querySelector('#answers .question')?.innerText.startsWith('{question}')", walk.patience
         )
-    walk.shot("try", 906)
+    walk.shot("try")
     walk.tab("Report")
     browser.click("#make-report")
     browser.until("!!document.querySelector('#page iframe')", walk.patience)
-    walk.shot("report", 906)
+    walk.shot("report")
     assert_local(browser, address)

@@ -133,7 +133,7 @@ def test_a_stopped_merge_resumes_with_the_same_weights(models, session):
     job = session.start_merge()
     job.stop()
     assert not job.wait(0.5)
-    assert list(actions.follow(job))[-1].count("is stopped: nothing is lost") == 1
+    assert list(actions.follow(job))[-1].count("is stopped, and nothing is lost: Merge goes on") == 1
     assert session.result is None
     assert "Merged 2 experts" in list(actions.merge(""))[-1]
     assert session.job is job
