@@ -1,4 +1,7 @@
-"""Factors f_i that rescale the experts' updates: one per expert, or one per expert and group of modules."""
+"""Factors f_i that rescale the experts' updates: one per expert, or one per expert and group of modules.
+
+Groups are attention and MLP in equal parts of the depth: thirds, or single layers.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ GROUPS = tuple(f"{third} {part}" for part in PARTS for third in THIRDS)
 """Groups of modules that can have factors of their own: attention and MLP in each third of the depth."""
 
 Factors = tuple[float, ...] | tuple[tuple[float, ...], ...]
-"""f_i in expert order, or per expert 2 k numbers: attention in each of k equal parts of the depth, then MLP."""
+"""f_i in expert order, or 2 k numbers per expert: attention in k equal parts of the depth, then MLP."""
 
 _EXPECTED = (
-    f"one number per expert, or {len(GROUPS)} per expert ({', '.join(GROUPS)}), or as many for another number "
-    "of parts of the depth, such as the layers"
+    f"one number per expert, or {len(GROUPS)} per expert ({', '.join(GROUPS)}), or two per expert and layer "
+    "(attention of all layers, then MLP of all), as many for every expert"
 )
 _FACTOR = Declared("factors", float, range=Range("(0, inf)"))
 
@@ -54,6 +57,8 @@ def check_factors(factors: Any) -> Factors:
         for row in rows:
             if not isinstance(row, Sequence) or isinstance(row, str) or not row or len(row) % len(PARTS):
                 raise CoramError(f"factors must be {_EXPECTED}, found {row!r} for one expert")
+        if len(set(map(len, rows))) > 1:
+            raise CoramError(f"factors must be {_EXPECTED}, found {', '.join(str(len(row)) for row in rows)}")
         return tuple(tuple(float(_FACTOR.checked(number)) for number in row) for row in rows)
     return tuple(float(_FACTOR.checked(number)) for number in rows)
 

@@ -12,6 +12,7 @@ FITTED = {
     "lambda": "Lambda alone was searched",
     "expert": "A factor per expert was fitted, and then lambda searched",
     "group": "A factor per expert and group of modules was fitted, and then lambda searched",
+    "layer": "A factor per expert for attention and MLP of every layer was fitted, and then lambda searched",
 }
 
 
