@@ -233,10 +233,10 @@ def test_factors_are_fitted_where_lambda_alone_does_not_do():
 
 @pytest.mark.parametrize(("count", "finest"), [(7, "group"), (8, "layer")])
 def test_layers_are_fitted_from_eight_answers_per_expert_on(count, finest):
-    base = tiny_llama(num_hidden_layers=4)
+    base = models()[0]
     experts = {
         "math": fine_tuned(base, 0.5, 0, "layers.0.mlp"),
-        "code": fine_tuned(base, 0.02, 1, "layers.3"),
+        "code": fine_tuned(base, 0.02, 1, "layers.2.mlp"),
     }
     result = merger(base, experts, "full").merge()
     prompts = {
@@ -244,10 +244,7 @@ def test_layers_are_fitted_from_eight_answers_per_expert_on(count, finest):
         "code": [f"{name} = " for name in "abcdefghi"],
     }
     found = result.calibrate(prompts, answer_tokens=4, progress=False).report.calibration
-    assert found["requested"] == "layer"
-    assert [how for how in found["held_back"] if how in ("layer", "group")][0] == finest
-    if found["granularity"] == finest:
-        assert {len(of) for of in found["factors"].values()} == {8 if finest == "layer" else 6}
+    assert (found["requested"], found["granularity"]) == ("layer", finest)
 
 
 def test_the_same_prompts_give_the_same_merge(full):
