@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.inputs.text import batches, last_logits, padded
+from coram_hf.inputs.text import batches, logits_at, padded
 
-BATCH_TOKENS = 1024
+BATCH_TOKENS = 512
 """Tokens in one forward pass, forward and backward."""
 
 IMPOSSIBLE = -1e4
@@ -44,15 +44,15 @@ def log_probabilities(
     """
     rows = [[*before, *after[:-1]] for before, after in texts]
     for batch in batches([len(row) for row in rows], BATCH_TOKENS):
-        tokens, mask = padded([rows[i] for i in batch])
-        first = min(len(texts[i][0]) for i in batch) - 1
-        logits = last_logits(model, tokens, mask, tokens.shape[1] - first)
-        found = []
-        for place, i in enumerate(batch):
-            own = logits[place, len(texts[i][0]) - 1 - first : len(rows[i]) - first]
-            wide = own.to(torch.promote_types(own.dtype, torch.float32))
-            found.append((i, wide.log_softmax(-1).clamp_min(IMPOSSIBLE)))
-        yield found
+        counts = [len(texts[i][1]) for i in batch]
+        columns = [
+            torch.arange(len(rows[i]) - count, len(rows[i])) for i, count in zip(batch, counts, strict=True)
+        ]
+        places = torch.arange(len(batch)).repeat_interleave(torch.tensor(counts))
+        logits = logits_at(model, *padded([rows[i] for i in batch]), places, torch.cat(columns))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        log_q = wide.log_softmax(-1).clamp_min(IMPOSSIBLE)
+        yield list(zip(batch, log_q.split(counts), strict=True))
 
 
 def divergences(model: PreTrainedModel, passages: Sequence[Passage]) -> Iterator[list[tuple[int, Tensor]]]:

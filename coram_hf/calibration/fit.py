@@ -12,16 +12,15 @@ from torch import Tensor
 
 from coram_hf.calibration.divergence import Passage, Taught
 from coram_hf.calibration.surrogate import Surrogate
-from coram_hf.config import GROUPS
 
-PASSAGES = 6
+PASSAGES = 4
 """Answers per teacher in one step; the answers take turns."""
 
 BETAS = (0.8, 0.95)
 LAST_RATE = 0.2
 """Adam's betas, low because steps are few, and the fraction of the learning rate left at the last step."""
 
-CHECK, PATIENCE = 3, 3
+CHECK, PATIENCE = 5, 3
 """Steps between checks on the held-back answers, and checks without a lower loss before a fit stops."""
 
 SMALLEST, LARGEST = 1 / 64, 8.0
@@ -37,19 +36,8 @@ class Fitted(NamedTuple):
     held_back: float
 
 
-def per_expert(log_c: Tensor) -> Tensor:
-    """Factors by column from one logarithm per expert."""
-    return log_c.exp()[:, None].expand(-1, len(GROUPS) + 1)
-
-
-def per_group(log_c: Tensor) -> Tensor:
-    """Factors by column from one logarithm per expert and group; what is in no group takes their mean."""
-    return torch.cat([log_c, log_c.mean(1, keepdim=True)], 1).exp()
-
-
 def fit(
     surrogate: Surrogate,
-    columns: Callable[[Tensor], Tensor],
     start: Tensor,
     steps: int,
     rate: float,
@@ -59,17 +47,17 @@ def fit(
 ) -> Fitted:
     """The best factors on the way of Adam from `start`, by the loss on what is held back.
 
-    `columns` makes the surrogate's factors from their logarithms; without answers held back, the loss on the
-    others decides.
+    `start` holds logarithms per expert, or per expert and group of modules. Without answers held back, the
+    loss on the others decides.
     """
     log_c = start.detach().double().clone().requires_grad_(True)
     adam = torch.optim.Adam([log_c], lr=rate, betas=BETAS)
     judge, turns = held_back or fitted_to, _turns(fitted_to)
 
-    best, since = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge)), 0
+    best, since = Fitted(log_c.detach().clone(), surrogate.loss(surrogate.columns(log_c), judge)), 0
     for step in range(1, steps + 1):
         adam.param_groups[0]["lr"] = rate * (1 - (1 - LAST_RATE) * (step - 1) / steps)
-        c = columns(log_c)
+        c = surrogate.columns(log_c)
         _, by_c = surrogate.gradient(c, next(turns))
         (log_c.grad,) = torch.autograd.grad(c, log_c, by_c)
         adam.step()
@@ -77,7 +65,7 @@ def fit(
             log_c.clamp_(math.log(SMALLEST), math.log(LARGEST))
         step_done()
         if step % CHECK == 0 or step == steps:
-            found = Fitted(log_c.detach().clone(), surrogate.loss(columns(log_c), judge))
+            found = Fitted(log_c.detach().clone(), surrogate.loss(surrogate.columns(log_c), judge))
             best, since = (found, 0) if found.held_back < best.held_back else (best, since + 1)
         if since >= PATIENCE:
             break

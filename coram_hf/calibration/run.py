@@ -14,13 +14,14 @@ from torch import Tensor
 
 from coram_hf.amplitude import balance_factors
 from coram_hf.calibration.divergence import Taught, divergence, mean_divergence
-from coram_hf.calibration.fit import Fitted, fit, hold_back, per_expert, per_group
+from coram_hf.calibration.fit import Fitted, fit, hold_back
 from coram_hf.calibration.merge import AnyMerge, Merge
 from coram_hf.calibration.prompts import PromptSources
 from coram_hf.calibration.search import EVALUATIONS, Curve, best, is_at_bound, rounded, search_lambda
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.calibration.teachers import Lessons, placed
 from coram_hf.config import GROUPS, CalibrationConfig, CoramConfig, Factors, Granularity
+from coram_hf.config.factors import PARTS
 from coram_hf.errors import CoramError
 from coram_hf.execution.progress import Progress
 from coram_hf.inputs.inputs import Inputs
@@ -29,12 +30,15 @@ from coram_hf.report.calibration import Calibration
 REACH, REACH_AFTER_FIT = 4.0, 1.5
 """How far lambda is searched, as a factor each way: around the rule's, and around that of a fit."""
 
-FEWER = 6
-"""Evaluations of a search whose lambda is not all that is fitted."""
+FEWER, FEWEST = 6, 4
+"""Evaluations of a search before a fit, and after it."""
 
-STEPS = {"expert": 18, "group": 30}
-RATES = {"expert": 0.15, "group": 0.12}
+STEPS = {"expert": 18, "group": 30, "layer": 45}
+RATES = {"expert": 0.15, "group": 0.12, "layer": 0.12}
 """Number of Adam's steps, and its initial learning rate."""
+
+ENOUGH = 8
+"""Answers per expert from which on layers are fitted, if requested; with fewer, groups."""
 
 START = 0.5
 """Factors start from those of balance="root", times this, or from the best lambda, whichever is better."""
@@ -92,7 +96,7 @@ def calibrate(
         with closing(_fits(merge, inputs, merged_with, config, fitted_to, held, lam, progress)) as fits:
             for granularity, factors in fits:
                 fitted = replace(merged_with, balance=None, factors=factors, lam=sum_of_updates)
-                found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWER))
+                found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWEST))
                 if found[-1].held_back < found[0].held_back:
                     break
     chosen = min(found, key=lambda one: one.held_back)
@@ -159,7 +163,7 @@ def _fits(
     lam: float,
     progress: bool,
 ) -> Generator[tuple[Granularity, Factors], None, None]:
-    """Yield fitted factors per group of modules, if requested, and then per expert, should groups not help.
+    """Yield fitted factors from the granularity requested to coarser ones, should the finer not help.
 
     This changes the merged model, which must be reassembled afterwards.
     """
@@ -168,17 +172,22 @@ def _fits(
     plain = replace(merged_with, balance=None, factors=None)
     with Surrogate(merge.model, inputs, plain, progress) as surrogate:
 
-        def fitted(how: str, columns: Callable[[Tensor], Tensor], start: Tensor) -> Fitted:
+        def fitted(how: str, start: Tensor) -> Fitted:
             with Progress("calibrate: factors", STEPS[how], progress, unit="steps") as bar:
-                return fit(surrogate, columns, start, STEPS[how], RATES[how], fitted_to, held, bar.add)
+                return fit(surrogate, start, STEPS[how], RATES[how], fitted_to, held, bar.add)
 
         logs = [torch.tensor(start, dtype=torch.float64).log() for start in starts]
-        losses = [surrogate.loss(per_expert(log_c), fitted_to) for log_c in logs]
+        losses = [surrogate.loss(surrogate.columns(log_c), fitted_to) for log_c in logs]
         first = logs[losses.index(min(losses))]
-        if config.granularity == "group" and held:
-            several = fitted("group", per_group, first[:, None].repeat(1, len(GROUPS)))
-            yield "group", tuple(_numbers(row) for row in several.log_c)
-        yield "expert", _numbers(fitted("expert", per_expert, first).log_c)
+        fewest = min(len(fitted_to[name]) + len(held.get(name, ())) for name in fitted_to)
+        groups: dict[Granularity, int] = {"layer": len(PARTS) * surrogate.depth, "group": len(GROUPS)}
+        if config.granularity != "layer" or fewest < ENOUGH:
+            del groups["layer"]
+        for how, count in groups.items():
+            if count and held and config.granularity != "expert":
+                several = fitted(how, first[:, None].repeat(1, count))
+                yield how, tuple(_numbers(row) for row in several.log_c)
+        yield "expert", _numbers(fitted("expert", first).log_c)
 
 
 def _finite(curve: Curve) -> list[tuple[float, float]]:

@@ -17,15 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coram_hf.calibration.divergence import Taught, divergences, passage_weights
-from coram_hf.config import GROUPS, CoramConfig
+from coram_hf.config import CoramConfig
 from coram_hf.execution.memory import MemoryRunner
 from coram_hf.geometry import update_dtype
 from coram_hf.geometry.decorrelated import decorrelate_experts, decorrelated_factors
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.inputs.low_rank import low_rank_updates
-
-COLUMNS = len(GROUPS) + 1
-"""A factor per group of modules, and one for what is in no group."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,10 @@ class Surrogate(AbstractContextManager["Surrogate"]):
         self, model: PreTrainedModel, inputs: Inputs, config: CoramConfig, progress: bool = True
     ) -> None:
         self._model, self._inputs = model, inputs
-        self._c = torch.ones(len(inputs.experts), COLUMNS)
-        self._columns = {name: inputs.groups.get(name, COLUMNS - 1) for name in inputs.targets}
+        places = {name: inputs.positions.get(name) for name in inputs.targets}
+        self._positions = list(dict.fromkeys(places.values()))
+        self._columns = {name: self._positions.index(place) for name, place in places.items()}
+        self._c = torch.ones(len(inputs.experts), len(self._positions))
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         modules = dict(model.named_modules(remove_duplicate=False))
 
@@ -102,8 +101,24 @@ class Surrogate(AbstractContextManager["Surrogate"]):
                 layer = modules[name.removesuffix(".weight")]
                 self._hooks.append(layer.register_forward_hook(self._branches(name, found)))
 
+    @property
+    def depth(self) -> int:
+        """The largest number of layers in a list of blocks; 0 if no target is in one."""
+        return max((place.layers for place in self._positions if place is not None), default=0)
+
+    def columns(self, log_c: Tensor) -> Tensor:
+        """Factors at every position from logarithms per expert, or per expert and group of modules.
+
+        What is in no layer takes the mean over the groups.
+        """
+        if log_c.ndim == 1:
+            return log_c.exp()[:, None].expand(-1, len(self._positions))
+        count = log_c.shape[1]
+        index = [count if place is None else place.group(count) for place in self._positions]
+        return torch.cat([log_c, log_c.mean(1, keepdim=True)], 1)[:, index].exp()
+
     def loss(self, c: Tensor, taught: Taught) -> float:
-        """The mean divergence of the teachers from the sum with these factors (experts x COLUMNS)."""
+        """The mean divergence of the teachers from the sum with these factors (experts x positions)."""
         self._assume(c)
         with torch.inference_mode():
             return self._pass(taught, lambda loss: None)

@@ -31,4 +31,6 @@ def demo(
     conclude(found.tables(), found.to_dict())
     if not VOLUME.get().json:
         print(f"{found.folder} holds the model and its card, {output / 'report.html'} shows the merge.")
+        if found.calibration is not None:
+            print("Calibrating took " + ", ".join(f"{v:.0f} {k}" for k, v in found.calibration.items()) + ".")
         print(f"{found.seconds:.0f} s. Next, type: {found.next}")

@@ -12,7 +12,15 @@ from coram_hf.config.coram import (
     options_of,
 )
 from coram_hf.config.declared import Declared, PythonOnly, Range, check_names, check_number, declared
-from coram_hf.config.factors import GROUPS, Factors, factors_in, read_factors, write_factors
+from coram_hf.config.factors import (
+    GROUPS,
+    Factors,
+    Position,
+    factors_in,
+    group_names,
+    read_factors,
+    write_factors,
+)
 from coram_hf.config.line import DEFAULT_HEIGHT, Branch, Conflict, Decorrelate, Residual, Spread
 from coram_hf.config.residual import write_residual_parameters
 from coram_hf.config.settings import Place, Setting, Varies, with_fallback
@@ -39,6 +47,7 @@ __all__ = [
     "Factors",
     "Granularity",
     "Place",
+    "Position",
     "PythonOnly",
     "Range",
     "Residual",
@@ -54,6 +63,7 @@ __all__ = [
     "check_weights",
     "declared",
     "factors_in",
+    "group_names",
     "normalized_weights",
     "options_of",
     "read_factors",

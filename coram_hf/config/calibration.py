@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from coram_hf.config.coram import Options, describe, options_of
 from coram_hf.config.declared import Range, check_names
 
-Granularity = Literal["lambda", "expert", "group"]
+Granularity = Literal["lambda", "expert", "group", "layer"]
 """What is fitted, from coarse to fine."""
 
 
@@ -19,8 +19,9 @@ class CalibrationConfig(Options):
 
     granularity: Annotated[
         Granularity,
-        "What is fitted: lambda alone, a factor per expert, or a factor per expert and group of modules.",
-    ] = "group"
+        "What is fitted: lambda alone, a factor per expert, one per expert and group of modules (attention "
+        "and MLP in each third of the depth), or one per expert for attention and MLP of every layer.",
+    ] = "layer"
     answer_tokens: Annotated[int, Range("[1, inf)"), "Longest answer of an expert, in tokens."] = 32
     answer_line: Annotated[bool, "End answers at the end of their first line."] = False
     chat: Annotated[bool, "Send plain prompts as a user's message through the chat template."] = False

@@ -55,8 +55,8 @@ BalanceOption = Annotated[
 FactorsOption = Annotated[
     Factors | None,
     Checked(check_factors),
-    "Rescale every expert's update by a fixed factor, or by one per group of modules, in place of balance; "
-    "calibration fits them. Not part of the paper.",
+    "Rescale every expert's update by a fixed factor, or by one per group of modules or layer, in place of "
+    "balance; calibration fits them. Not part of the paper.",
 ]
 TargetModules = Annotated[
     str | tuple[str, ...] | None,

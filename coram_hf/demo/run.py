@@ -11,13 +11,16 @@ from typing import Any, NamedTuple, cast
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.calibration import Calibrate
 from coram_hf.calibration.teachers import greedy
 from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluation.light import Score, score
 from coram_hf.evaluation.questions import Task, read_task
+from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.text import text_tokens
 from coram_hf.merger import CoramMerger, Merger
+from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.registry import find_method
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
@@ -45,6 +48,8 @@ class Outcome(NamedTuple):
     answers: list[Answer]
     seconds: float
     next: str
+    calibration: dict[str, float] | None = None
+    """Seconds on the clock and of the processor that calibrating took."""
 
     def tables(self) -> list[Table]:
         """The scores in percent, and one question of every task with its answers."""
@@ -120,10 +125,12 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     after = best.model
     rows[BEST] = scored(BEST, after)
     then = f"coram-hf demo -o {folder} --calibrate"
+    took = None
     if calibrate:
-        merged = folder / "calibrated"
+        merged, began, busy = folder / "calibrated", time.perf_counter(), time.process_time()
         logger.info("calibrating on four prompts per task, into %s", merged)
-        after = _calibrated(base, adapters, merged)
+        after = _calibrated(merger.inputs, merged)
+        took = {"seconds": time.perf_counter() - began, "processor seconds": time.process_time() - busy}
         rows[FITTED] = scored(FITTED, after)
         then = f"coram-hf eval {merged} --tasks {SUITE / 'data' / EXPERTS[0] / 'test.jsonl'}"
     answers = [
@@ -132,16 +139,14 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
             first.items(), said, _answers(after, tokenizer, prompts), strict=True
         )
     ]
-    return Outcome(merged, rows, answers, time.perf_counter() - started, then)
+    return Outcome(merged, rows, answers, time.perf_counter() - started, then, took)
 
 
-def _calibrated(base: Path, adapters: dict[str, Path], folder: Path) -> PreTrainedModel:
+def _calibrated(inputs: Inputs, folder: Path) -> PreTrainedModel:
     """The merge calibrated on a few prompts that are in neither the training nor the test data."""
-    how = CalibrationConfig(granularity="expert", answer_line=True)
-    prompts, config = SUITE / "prompts", CoramConfig.recommended()
-    result = CoramMerger(base, adapters, config, calibrate=prompts, calibration=how, progress=False).merge(
-        keep_update=False
-    )
+    how = Calibrate(SUITE / "prompts", CalibrationConfig(granularity="expert", answer_line=True))
+    choice = choose_coram(CoramConfig.recommended())
+    result = Merger(inputs, choice, calibrate=how, progress=False).merge(keep_update=False)
     result.save_pretrained(folder)
     return result.model
 

@@ -12,6 +12,7 @@ FITTED = {
     "lambda": "Lambda alone was searched",
     "expert": "A factor per expert was fitted, and then lambda searched",
     "group": "A factor per expert and group of modules was fitted, and then lambda searched",
+    "layer": "A factor per expert for attention and MLP of every layer was fitted, and then lambda searched",
 }
 
 
@@ -21,7 +22,8 @@ def calibration_text(report: MergeReport) -> str:
         return ""
     found = Calibration.from_dict(report.calibration)
     prompts, tokens = sum(found.prompts.values()), sum(found.answer_tokens.values())
-    finer = "" if found.granularity == found.requested else f" ({inline(found.requested)} did not help)"
+    why = "did not help" if found.requested in found.held_back else "needs more prompts"
+    finer = "" if found.granularity == found.requested else f" ({inline(found.requested)} {why})"
     rows = [
         (inline(name), str(found.prompts[name]), number(found.before[name]), number(found.after[name]))
         for name in found.before

@@ -1,4 +1,4 @@
-"""Positions of parameters: their layer, and their group, attention or MLP in a third of the depth."""
+"""Positions of parameters: their layer, and whether they belong to its attention or its MLP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 from transformers import PreTrainedModel
 
-from coram_hf.config.factors import THIRDS
+from coram_hf.config import Position
 
 TOKEN_MIXERS = ("attention", "mixer")
 """Kinds that mix tokens; all others of a block count with its MLP."""
@@ -30,9 +30,9 @@ def find_layers(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple
     return found
 
 
-def find_groups(layers: Mapping[str, tuple[int, int]], kinds: Mapping[str, str]) -> dict[str, int]:
-    """The index in GROUPS of every parameter, given with its kind, that is inside a list of blocks."""
+def find_positions(layers: Mapping[str, tuple[int, int]], kinds: Mapping[str, str]) -> dict[str, Position]:
+    """Where every parameter is, given with its kind, that is inside a list of blocks."""
     return {
-        name: (0 if kinds[name] in TOKEN_MIXERS else 1) * len(THIRDS) + len(THIRDS) * layer // count
+        name: Position(0 if kinds[name] in TOKEN_MIXERS else 1, layer, count)
         for name, (layer, count) in layers.items()
     }

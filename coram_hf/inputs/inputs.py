@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.config import Factors, Place, factors_in
+from coram_hf.config import Factors, Place, Position, factors_in
 from coram_hf.inputs.files import fingerprint
-from coram_hf.inputs.groups import find_groups, find_layers
+from coram_hf.inputs.groups import find_layers, find_positions
 from coram_hf.inputs.heads import Head
 from coram_hf.inputs.kinds import find_kinds
 from coram_hf.inputs.parent_card import provenance
@@ -126,9 +126,9 @@ class Inputs:
         return find_kinds(self.model)
 
     @cached_property
-    def groups(self) -> dict[str, int]:
-        """The group of modules, an index of GROUPS, of every parameter inside a block."""
-        return find_groups(self.layers, self.kinds)
+    def positions(self) -> dict[str, Position]:
+        """Where every parameter inside a block is."""
+        return find_positions(self.layers, self.kinds)
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, int]]:
@@ -142,7 +142,7 @@ class Inputs:
 
     def factors(self, factors: Factors, name: str) -> tuple[float, ...]:
         """Which of the given factors apply to a parameter, in expert order."""
-        return factors_in(factors, self.groups.get(name))
+        return factors_in(factors, self.positions.get(name))
 
     @property
     def library(self) -> str:

@@ -53,6 +53,28 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Tensor
     return tokens, mask
 
 
+def logits_at(model: PreTrainedModel, tokens: Tensor, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The logits at some places of a batch (places x vocabulary); the head is not asked about the others."""
+    head, picked = model.get_output_embeddings(), []
+
+    def pick(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not args:
+            return None
+        picked.append(True)
+        return (args[0][rows.to(args[0].device), columns.to(args[0].device)][None], *args[1:])
+
+    hook = None if head is None else head.register_forward_pre_hook(pick)
+    try:
+        output = model(
+            input_ids=tokens.to(model.device), attention_mask=mask.to(model.device), use_cache=False
+        )
+    finally:
+        if hook is not None:
+            hook.remove()
+    logits = cast(Tensor, output.logits)
+    return logits[0] if picked else logits[rows.to(logits.device), columns.to(logits.device)]
+
+
 def last_logits(model: PreTrainedModel, tokens: Tensor, mask: Tensor, last: int) -> Tensor:
     """The logits of the last positions; if a model cannot skip the others, they are cut off."""
     leaves_out = "logits_to_keep" in inspect.signature(model.forward).parameters

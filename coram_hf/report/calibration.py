@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from coram_hf.config import GROUPS
+from coram_hf.config import group_names
 from coram_hf.report.tables import Table
 
 COARSEST = "lambda"
@@ -62,9 +62,10 @@ class Calibration:
             for how in self.curves
         ]
         if self.factors:
-            grouped = any(isinstance(of, list) for of in self.factors.values())
-            each = [[name, *(of if isinstance(of, list) else [of])] for name, of in self.factors.items()]
-            found.append(Table("Fitted factors", ["expert", *(GROUPS if grouped else ["factor"])], each))
+            each = [of if isinstance(of, list) else [of] for of in self.factors.values()]
+            names = group_names(len(each[0])) if len(each[0]) > 1 else ["factor"]
+            table = [[name, *row] for name, row in zip(names, zip(*each, strict=True), strict=True)]
+            found.append(Table("Fitted factors", ["modules", *self.factors], table))
         return found
 
     def points(self, how: str) -> list[list[Any]]:

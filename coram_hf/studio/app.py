@@ -24,7 +24,8 @@ MASTHEAD = (
 GRANULARITY = [
     ("lambda only: fastest", "lambda"),
     ("a factor per expert", "expert"),
-    ("a factor per expert and group of modules: best", "group"),
+    ("a factor per expert and group of modules", "group"),
+    ("a factor per expert and layer: best, from eight prompts on", "layer"),
 ]
 
 

@@ -129,10 +129,11 @@ Step = Callable[[Bench], None]
 
 
 def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
-    """The recommended line in each direction, at several kappas."""
+    """The recommended line in each direction, at several kappas, and calibrated."""
     for how in DIRECTIONS:
         rows = {f"{how}, kappa={kappa:g}": kappa for kappa in KAPPAS}
         yield list(rows), lambda bench, how=how, rows=rows: kappas(bench, how, rows)  # type: ignore[misc]
+    yield ["calibrated"], score_calibrated
 
 
 def kappas(bench: Bench, how: str, rows: dict[str, float]) -> None:
@@ -167,12 +168,13 @@ def score_merge(bench: Bench, row: str, parameters: Row) -> None:
 
 def score_calibrated(bench: Bench) -> None:
     """The recommended merge, calibrated on the suite's prompts."""
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     merge = bench.merger(line="recommended").merge()
     found = merge.calibrate(bench.suite.prompts(), answer_line=True, progress=False)
     kept = found.report.calibration
     facts = {key: kept[key] for key in ("granularity", "held_back", "factors", "before", "after")}
     facts["calibration seconds"] = round(time.perf_counter() - began)
+    facts["processor seconds"] = round(time.process_time() - busy)
     bench.score("calibrated", found.model, began, lam=found.report.lam, **facts)
 
 

@@ -21,10 +21,10 @@ from transformers import BertConfig, BertModel
 from coram_hf import CoramConfig, CoramError, CoramMerger, MergeReport
 from coram_hf.calibration import Lessons
 from coram_hf.calibration.divergence import divergence, mean_divergence
-from coram_hf.calibration.fit import hold_back, per_expert, per_group
+from coram_hf.calibration.fit import hold_back
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.calibration.teachers import greedy
-from coram_hf.config import GROUPS, CalibrationConfig
+from coram_hf.config import CalibrationConfig
 
 PROMPTS = {
     "math": ["1+1=", "2+2=?", "3-1", "what is 4", "7"],
@@ -106,11 +106,13 @@ def test_the_sum_of_updates_and_its_gradient_are_those_of_finite_differences(kin
     made = merger(base, experts, "full", weights=(0.3, 0.7))
     taught = lessons(made).teach(progress=False)
     dense = [copy.deepcopy(e).merge_and_unload() if kind == "lora" else e for e in experts.values()]
-    c = torch.linspace(0.3, 1.1, 14, dtype=torch.float64).view(2, 7)
+    places = [(layer, part) for layer in range(3) for part in ("self_attn", "mlp")]
+    c = torch.linspace(0.3, 1.1, 12, dtype=torch.float64).view(2, 6)
 
     def loss(c):
         def factor(i, name):
-            return 2 * (0.3, 0.7)[i] * float(c[i, made.inputs.groups[name]])
+            layer, part = name.split(".")[2:4]
+            return 2 * (0.3, 0.7)[i] * float(c[i, places.index((int(layer), part))])
 
         return mean_divergence(divergence(summed(base, dense, made.inputs.targets, factor), taught))
 
@@ -119,11 +121,11 @@ def test_the_sum_of_updates_and_its_gradient_are_those_of_finite_differences(kin
         assert surrogate.loss(c, taught) == pytest.approx(value, rel=1e-6)
     assert value == pytest.approx(loss(c), rel=1e-5)
     step = 1e-2
-    for i, group in itertools.product(range(2), range(len(GROUPS))):
+    for i, place in itertools.product(range(2), range(len(places))):
         moved = torch.zeros_like(c)
-        moved[i, group] = step
+        moved[i, place] = step
         expected = (loss(c + moved) - loss(c - moved)) / (2 * step)
-        assert float(gradient[i, group]) == pytest.approx(expected, rel=5e-3, abs=1e-5)
+        assert float(gradient[i, place]) == pytest.approx(expected, rel=5e-3, abs=1e-5)
 
 
 def test_branches_of_low_rank_give_the_same_as_dense_updates():
@@ -133,7 +135,7 @@ def test_branches_of_low_rank_give_the_same_as_dense_updates():
         merger(base, {n: e.merge_and_unload() for n, e in models("lora")[1].items()}),
     )
     taught = lessons(low).teach(progress=False)
-    c = torch.linspace(0.3, 1.1, 14, dtype=torch.float64).view(2, 7)
+    c = torch.linspace(0.3, 1.1, 12, dtype=torch.float64).view(2, 6)
     found = []
     for made in (low, full):
         with Surrogate(copy.deepcopy(base), made.inputs, made.config, progress=False) as surrogate:
@@ -142,12 +144,28 @@ def test_branches_of_low_rank_give_the_same_as_dense_updates():
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-2, atol=1e-4)
 
 
-def test_factors_of_experts_and_groups_share_their_columns():
-    log_c = torch.tensor([0.0, 1.0])
-    torch.testing.assert_close(per_expert(log_c), torch.tensor([[1.0], [math.e]]).expand(2, 7))
-    several = torch.arange(12.0).view(2, 6)
-    torch.testing.assert_close(per_group(several)[:, :6], several.exp())
-    torch.testing.assert_close(per_group(several)[:, 6], several.mean(1).exp())
+def test_every_module_takes_the_factor_of_its_expert_its_group_or_its_layer():
+    """The surrogate's loss is that of the sum with the factors that a merge would take."""
+    base, experts = models()
+    made = merger(base, experts, "full", target_modules=("down_proj", "v_proj", "lm_head"))
+    taught = lessons(made).teach(progress=False)
+    logs = torch.linspace(-1.5, 0.3, 16, dtype=torch.float64)
+    with Surrogate(copy.deepcopy(base), made.inputs, made.config, progress=False) as surrogate:
+        for log_c in (logs[:2], logs[:12].view(2, 6), logs[:4].view(2, 2)):
+            factors = log_c.exp().tolist()
+
+            def factor(i, name, factors=factors):
+                of = factors[i]
+                if isinstance(of, float):
+                    return of
+                parts, half = name.split("."), len(of) // 2
+                if parts[1] != "layers":
+                    return math.prod(of) ** (1 / len(of))
+                return of[(half if parts[3] == "mlp" else 0) + (int(parts[2]) if half == 3 else 0)]
+
+            merged = summed(base, list(experts.values()), made.inputs.targets, factor)
+            found = surrogate.loss(surrogate.columns(log_c), taught)
+            assert found == pytest.approx(mean_divergence(divergence(merged, taught)), rel=1e-4)
 
 
 def test_a_quarter_of_every_teachers_answers_is_held_back(full):
@@ -161,7 +179,7 @@ def test_a_quarter_of_every_teachers_answers_is_held_back(full):
     assert len(picked) > 1
 
 
-@pytest.mark.parametrize("granularity", ["lambda", "expert", "group"])
+@pytest.mark.parametrize("granularity", ["lambda", "expert", "group", "layer"])
 def test_a_calibrated_merge_is_nearer_to_its_experts_and_repeats_from_its_report(tmp_path, granularity):
     base, experts = models()
     sources = on_disk(tmp_path, base, experts, tiny_tokenizer())
@@ -213,6 +231,22 @@ def test_factors_are_fitted_where_lambda_alone_does_not_do():
     assert found["expert"].report.calibration["factors"].keys() == {"math", "code"}
 
 
+@pytest.mark.parametrize(("count", "finest"), [(7, "group"), (8, "layer")])
+def test_layers_are_fitted_from_eight_answers_per_expert_on(count, finest):
+    base = models()[0]
+    experts = {
+        "math": fine_tuned(base, 0.5, 0, "layers.0.mlp"),
+        "code": fine_tuned(base, 0.02, 1, "layers.2.mlp"),
+    }
+    result = merger(base, experts, "full").merge()
+    prompts = {
+        "math": [f"{i}+{i}=" for i in range(count)],
+        "code": [f"{name} = " for name in "abcdefghi"],
+    }
+    found = result.calibrate(prompts, answer_tokens=4, progress=False).report.calibration
+    assert (found["requested"], found["granularity"]) == ("layer", finest)
+
+
 def test_the_same_prompts_give_the_same_merge(full):
     _, result, _ = full
     options = {"granularity": "group", "answer_tokens": 5, "progress": False}
@@ -257,7 +291,7 @@ def test_chats_need_a_template_and_use_it():
         ({"math": ["1"]}, {}, "no prompts for expert 'code'"),
         ({**PROMPTS, "chat": ["1"]}, {}, "unknown expert with prompts for calibration 'chat'"),
         ({**PROMPTS, "math": ["1" * 60]}, {}, "a prompt of 'math' has 60 tokens"),
-        (PROMPTS, {"granularity": "layer"}, "granularity"),
+        (PROMPTS, {"granularity": "module"}, "granularity"),
         (PROMPTS, {"answer_token": 3}, "did you mean 'answer_tokens'"),
         (PROMPTS, {"answer_tokens": 0}, "answer_tokens must be a positive integer"),
     ],
