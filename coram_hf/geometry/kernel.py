@@ -74,6 +74,10 @@ class Merged(NamedTuple):
     squares: Tensor
 
 
+AGAIN = 16
+"""The number of slices that are merged again at a time, in float64 or by SVD, to bound their memory."""
+
+
 def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) -> Merged:
     """Merge every slice of `stack`, laid out as in `products`, and write the updates to `out`."""
     products = products_of(stack)
@@ -85,10 +89,10 @@ def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) ->
     stats.slices = len(stack)
     stats.float32 = int(trusted.sum()) if products.rounded else 0
     if not trusted.all():
-        rest = ~trusted.to(stack.device)
         again = _in_float64 if products.rounded else _svd_update
-        update[rest], more = again(stack[rest], weights, branch)
-        stats += more
+        for few in (~trusted).nonzero()[:, 0].to(stack.device).split(AGAIN):
+            update[few], more = again(stack[few], weights, branch)
+            stats += more
     return Merged(update, stats, products.squares())
 
 

@@ -55,10 +55,10 @@ def products_of(stack: Tensor) -> Products:
         cross = _summed(stack[:, BASE].numpy(), updates.numpy())
         own = _summed(_with_row_before(stack, EXPERTS), stack[:, EXPERTS:].numpy())[:, :, 1:]
     else:
-        wide, each = as_float64(stack[:, BASE]), updates.reshape(-1, height, updates.shape[2])
+        wide, every = as_float64(stack[:, BASE]), stack.flatten(0, 1)
         base = torch.bmm(wide, wide.mT)
         cross = as_float64(torch.bmm(stack[:, BASE], updates.mT))
-        own = as_float64(torch.bmm(each, each.mT)).unflatten(0, (-1, n_experts))
+        own = as_float64(torch.bmm(every, every.mT).unflatten(0, (-1, EXPERTS + n_experts))[:, EXPERTS:])
     return Products(base, cross.unflatten(2, (n_experts, height)).transpose(1, 2), own, rounded)
 
 
