@@ -181,7 +181,8 @@ def conclude_merge(reports: dict[Path, MergeReport]) -> None:
             rows["warnings"] = f"{len(report.warnings)}, see {folder / 'README.md'}"
         rows |= cost_lines(report.cost, report.lam_source)
     data = {str(folder): report.to_dict() for folder, report in reports.items()}
-    conclude(facts(f"merged {first.n_experts} experts into {folders}", rows), data)
+    experts = "one expert" if first.n_experts == 1 else f"{first.n_experts} experts"
+    conclude(facts(f"merged {experts} into {folders}", rows), data)
 
 
 def amplitude(report: MergeReport) -> str:

@@ -230,7 +230,7 @@ def run_ablation(
     if output is not None:
         check_output_folder(output)
     memory = Memory(None if output is None else Path(output) / JOURNAL)
-    bench = Bench(base, experts, memory, starts[0].shared, options, given)
+    bench = Bench(base, experts, memory, starts[0].shared, options, given, suggest=False)
     bench.check([*inside, *beyond])
     has_residual = bench.has_residual(starts[0])
     grown = expand(starts[0], grids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import Any
 
@@ -54,11 +54,13 @@ class Bench:
         shared: Shared,
         options: MergeOptions,
         given: Mapping[str, Results] | None = None,
+        suggest: bool = True,
     ) -> None:
-        """`shared`: the options that baselines and lines have in common.
+        """`shared`: the options that baselines and lines have in common; `given`: scores by row and task.
 
-        `given`: scores of other harnesses, by row and task.
+        `suggest`: whether warnings name lines that would merge more; variants of one line need none.
         """
+        self._suggest = suggest
         self._given = given or {}
         self._memory = memory
         self._shared = shared
@@ -169,7 +171,8 @@ class Bench:
         inputs = with_targets(
             self._inputs, choice.target_modules, required=choice.need_targets, keep=choice.keep
         )
-        return Merger(inputs, choice, progress=self._progress)
+        said = choice if self._suggest else replace(choice, carrying=())
+        return Merger(inputs, said, progress=self._progress)
 
     def _subject(self, label: str, settings: Mapping[str, Any]) -> _Subject:
         return _Subject(self._inputs, label, settings, self._readers, self._memory)

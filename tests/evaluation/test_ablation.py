@@ -126,6 +126,7 @@ def test_the_command_takes_a_grid(folder, suite):
     options = ("--suite", suite, "--no-baselines", "--limit", "4", "-o", folder / "branches")
     run = coram_hf("sweep", base, *experts, "--grid", "branch", *options)
     assert run.returncode == 0, run.stderr
+    assert "merge it as well" not in run.stderr
     lines = json.loads((folder / "branches" / "ablation.json").read_text())["lines"]
     assert [line["line"] for line in lines][:2] == ["full", "lr"]
     assert len(lines) == 7

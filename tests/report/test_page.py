@@ -12,6 +12,7 @@ from helpers.models import fine_tuned, tiny_llama
 from helpers.paths import ROOT
 from PIL import Image
 
+from coram_hf import CoramMerger
 from coram_hf.report.diagnostic_figures import FIGURES, draw_figures
 from coram_hf.report.diagnostics import SECTIONS, diagnose
 from coram_hf.report.page import SECTIONS as PARTS
@@ -197,6 +198,18 @@ def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
     assert set(numbers["audit"]["condition"]) == {"contiguous", "mean"}
     assert len(list((tmp_path / "figures").glob("*.png"))) == len(FIGURES)
     assert not list(tmp_path.rglob(".*"))
+    assert numbers["cost"] == {}
+
+
+def test_the_page_has_the_cost_of_merges(folders, tmp_path):
+    experts = {"math": folders / "math", "code": folders / "code"}
+    report = CoramMerger(folders / "base", experts, progress=False).merge_to(tmp_path / "made")
+    numbers = diagnose(folders / "base", experts, merged={"made": tmp_path / "made"}, progress=False)
+    lines = numbers["cost"]["made"]
+    assert lines["peak memory"] == f"{report.cost['peak_memory'] / 2**20:,.0f} MB"
+    text = render_page(numbers)
+    assert "Cost of made" in text
+    assert all(value in text for value in lines.values())
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -95,6 +95,7 @@ def _numbers(
     if whole:
         numbers["matrices"] = _matrices(findings)
         numbers["calibration"] = findings.calibrations
+        numbers["cost"] = findings.costs
     plain: dict[str, Any] = json_values(numbers)
     return plain
 

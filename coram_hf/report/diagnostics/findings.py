@@ -22,6 +22,7 @@ from coram_hf.geometry.branches import BRANCHES
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.methods.record import Record, check_finite, measure
+from coram_hf.report.cost import cost_lines
 from coram_hf.report.diagnostics.dissection import dissect_matrix
 from coram_hf.report.merge_report import REPORT_NAME, MergeReport
 from coram_hf.report.places import Place, places
@@ -31,7 +32,7 @@ from coram_hf.report.places import Place, places
 class Findings:
     """What the walk has found: the anatomy of every target, and |W_merge - W_0|^2 of merged models.
 
-    calibrations: those in the reports of merged models.
+    reports: those beside merged models.
 
     Sections only read it, and need not know where its numbers come from.
     """
@@ -42,12 +43,23 @@ class Findings:
     amplitude: Amplitude
     targets: Mapping[str, Anatomy]
     moved: Mapping[str, Mapping[str, float]]
-    calibrations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: Mapping[str, MergeReport] = field(default_factory=dict)
 
     @property
     def experts(self) -> list[str]:
         """The names of the experts."""
         return list(self.inputs.experts)
+
+    @property
+    def calibrations(self) -> dict[str, dict[str, Any]]:
+        """The calibrations of merged models."""
+        return {name: report.calibration for name, report in self.reports.items() if report.calibration}
+
+    @property
+    def costs(self) -> dict[str, dict[str, str]]:
+        """What merged models cost, in words."""
+        costs = {name: cost_lines(report.cost, report.lam_source) for name, report in self.reports.items()}
+        return {name: lines for name, lines in costs.items() if lines}
 
     @property
     def strength(self) -> Strength:
@@ -173,15 +185,14 @@ def walk(
         for model in (merged.experts if merged else ())
     }
     amplitude = choose(survey.measured, strength)
-    return Findings(inputs, config, survey, amplitude, targets, moved, _calibrations(merged))
+    return Findings(inputs, config, survey, amplitude, targets, moved, _reports(merged))
 
 
-def _calibrations(merged: Inputs | None) -> dict[str, dict[str, Any]]:
-    """The calibrations in the reports beside merged models, by model."""
+def _reports(merged: Inputs | None) -> dict[str, MergeReport]:
+    """The reports beside merged models, by model."""
     opened = {} if merged is None else merged.experts
     folders = {name: weights.folder for name, weights in opened.items() if weights.folder is not None}
-    reports = {n: MergeReport.load(path) for n, path in folders.items() if (path / REPORT_NAME).is_file()}
-    return {name: report.calibration for name, report in reports.items() if report.calibration}
+    return {n: MergeReport.load(path) for n, path in folders.items() if (path / REPORT_NAME).is_file()}
 
 
 def _strength(config: CoramConfig, inputs: Inputs) -> Strength:

@@ -143,6 +143,10 @@ def _figures(numbers: Mapping[str, Any]) -> dict[str, Any]:
         "owners": shapes.bars(numbers["ownership"]["rows"], 1.0),
         "conflict": {"map": shapes.shaded(conflict, share), "legend": share_legend},
         "matrices": _matrix_table(numbers),
+        "costs": [
+            Table(f"Cost of {model}", ("", ""), list(lines.items()))
+            for model, lines in numbers["cost"].items()
+        ],
     }
 
 
