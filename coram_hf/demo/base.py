@@ -40,7 +40,9 @@ def build_base(folder: Path) -> Path:
     unfinished.mkdir(parents=True)
     try:
         dense_model(source).save_pretrained(unfinished)
-        PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
+        PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(
+            unfinished
+        )
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
