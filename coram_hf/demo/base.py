@@ -32,7 +32,7 @@ def build_base(folder: Path) -> Path:
         raise CoramError(f"{folder} exists but holds no model; delete it, or choose another output folder")
     source = _gguf()
 
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer first reads the whole file
 
     from coram_hf.inputs.gguf import dense_model
 
@@ -40,7 +40,9 @@ def build_base(folder: Path) -> Path:
     unfinished.mkdir(parents=True)
     try:
         dense_model(source).save_pretrained(unfinished)
-        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
+        PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(
+            unfinished
+        )
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

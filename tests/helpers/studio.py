@@ -3,9 +3,12 @@
 import time
 from pathlib import Path
 
+from PIL import Image
+
 CONTROL = 2
 WIDTH, HEIGHT = 1280, 860
-PICTURE = 900, 840
+PICTURE, MARGIN = (900, 840), 80
+"""The window of a picture that is read in a README, and what is empty at its sides."""
 
 
 class Walk:
@@ -108,12 +111,15 @@ class Walk:
         self.browser.until(f"!['', {before!r}].includes({said})", self.patience)
         return self.text(f"{place} .note")
 
-    def shot(self, name):
-        """A screenshot of the top of a page that is narrow enough for a README, if any are wanted."""
+    def shot(self, name, size=PICTURE):
+        """A screenshot of the top of the page without its margins, if any are wanted."""
         if self.shots is not None:
-            self.browser.look_like(*PICTURE)
+            width, height = size
+            self.browser.look_like(*size)
             self.browser.run("window.scrollTo(0, 0)")
             time.sleep(0.8)
-            Path(self.shots).mkdir(parents=True, exist_ok=True)
-            self.browser.screenshot(Path(self.shots) / f"{name}.png", whole=False)
+            path = Path(self.shots) / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.browser.screenshot(path, whole=False)
+            Image.open(path).crop((MARGIN, 16, width - MARGIN, height)).save(path)
             self.browser.look_like(WIDTH, HEIGHT)

@@ -192,5 +192,5 @@ def test_the_demo_for_the_readme(browser, tmp_path_factory):
     walk.tab("Report")
     browser.click("#make-report")
     browser.until("!!document.querySelector('#page iframe')", walk.patience)
-    walk.shot("report")
+    walk.shot("report", (1100, 860))
     assert_local(browser, address)
