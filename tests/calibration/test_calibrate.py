@@ -243,7 +243,8 @@ def test_layers_are_fitted_from_eight_answers_per_expert_on(count, finest):
         "math": [f"{i}+{i}=" for i in range(count)],
         "code": [f"{name} = " for name in "abcdefghi"],
     }
-    found = result.calibrate(prompts, answer_tokens=4, progress=False).report.calibration
+    options = {"granularity": "layer", "answer_tokens": 4, "progress": False}
+    found = result.calibrate(prompts, **options).report.calibration
     assert (found["requested"], found["granularity"]) == ("layer", finest)
 
 
