@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from coram_hf.config import Range, Varies
 from coram_hf.errors import CoramError
-from coram_hf.geometry.slices import row_blocks
 from coram_hf.methods.baseline import Baseline, Tensors
+from coram_hf.methods.cuts import above, global_cut, tensor_cuts
 from coram_hf.methods.linear import sum_weighted
 from coram_hf.methods.mergekit import ties_parameters
 from coram_hf.methods.pruning import norm_growth
@@ -22,8 +21,6 @@ from coram_hf.methods.updates import Updates
 Combine = Literal["mean", "sum"]
 Tally = Literal["mean", "sum", "total"]
 Sign = Literal["sum", "count"]
-LARGE = 1 << 24
-"""Number of entries above which a tensor's cut is found by counting, not by selection on a copy."""
 
 
 def ties(
@@ -46,25 +43,18 @@ def ties(
     entries that tie with the smallest one kept are kept as well.
     """
     densities = updates.each(density)
-    if trim == "global":
-        cuts = list(updates.prepared)
-    else:
-        cuts = [tensor_cut(updates, i, share) for i, share in enumerate(densities)]
+    cuts = list(updates.prepared) if trim == "global" else tensor_cuts(updates, densities)
     growth = [1.0] * len(updates)
     if rescale:
-        growth = [norm_growth(tau := updates.tau(i), _above(tau, cut)) for i, cut in enumerate(cuts)]
+        growth = [norm_growth(tau := updates.tau(i), above(tau, cut)) for i, cut in enumerate(cuts)]
     weights, how = voices(updates, combine, normalize)
     out = updates.empty()
     for rows, taus in updates.blocks():
-        trimmed = [_above(tau, cut) for tau, cut in zip(taus, cuts, strict=True)]
+        trimmed = [above(tau, cut) for tau, cut in zip(taus, cuts, strict=True)]
         if rescale:
             trimmed = [tau.mul_(factor) for tau, factor in zip(trimmed, growth, strict=True)]
         out[rows] = elect(trimmed, weights, how, sign)
     return updates.shaped(out.mul_(scale))
-
-
-def _above(tau: Tensor, cut: float) -> Tensor:
-    return torch.where(tau.abs() >= cut, tau, 0.0)
 
 
 def voices(updates: Updates, combine: Combine, normalize: bool) -> tuple[tuple[float, ...], Tally]:
@@ -80,61 +70,15 @@ def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Tally, sign: 
     `mean` divides by the weights that agree, `sum` multiplies w_i by N, `total` leaves weights as they are.
     """
     votes = taus if sign == "sum" else [tau.sign() for tau in taus]
-    elected = torch.where(sum_weighted(votes, weights) >= 0, 1.0, -1.0).to(taus[0].dtype)
+    elected = sum_weighted(votes, weights).ge_(0).mul_(2).sub_(1)
     total, share = torch.zeros_like(elected), torch.zeros_like(elected)
     for tau, weight in zip(taus, weights, strict=True):
-        agrees = (tau * elected > 0).to(tau.dtype)
+        agrees = (tau * elected).gt_(0)
         total.addcmul_(tau, agrees, value=weight)
         share.add_(agrees, alpha=weight)
     if combine == "mean":
-        return total.div_(torch.where(share > 0, share, 1.0))
+        return total.div_(share.add_(torch.le(share, 0, out=elected)))
     return total.mul_(len(taus)) if combine == "sum" else total
-
-
-def tensor_cut(updates: Updates, i: int, density: float) -> float:
-    """The cut of one tensor; that of a large one is found by counting, without a copy."""
-    if density == 0:
-        return math.inf
-    if updates.base.numel() <= LARGE or updates.dtype != torch.float32:
-        return magnitude_cut(updates.tau(i), density)
-    return global_cut(lambda: (updates.tau(i, rows) for rows in row_blocks(updates.base)), density)
-
-
-def magnitude_cut(tau: Tensor, density: float) -> float:
-    """The magnitude of the k-th largest entry, k = int(density * size), at least 1."""
-    magnitudes = tau.abs().flatten()
-    keep = max(1, int(density * magnitudes.numel()))
-    return magnitudes.kthvalue(magnitudes.numel() - keep + 1).values.item() if len(magnitudes) else 0.0
-
-
-def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:
-    """The magnitude of the k-th largest entry of many tensors, in two counting passes over them.
-
-    Non-negative floats sort like their bits read as integers, so the upper half of the k-th largest
-    pattern is found by counting upper halves, and the lower half by counting within that upper half.
-    """
-    upper = _count(blocks(), lambda bits: bits >> 16)
-    keep = max(1, int(density * int(upper.sum())))
-    high, above = _kth_from_top(upper, keep)
-    lower = _count(blocks(), lambda bits: bits[bits >> 16 == high] & 0xFFFF)
-    low, _ = _kth_from_top(lower, keep - above)
-    return torch.tensor([high << 16 | low], dtype=torch.int32).view(torch.float32).item()
-
-
-def _count(blocks: Iterator[Tensor], half: Callable[[Tensor], Tensor]) -> Tensor:
-    counts = torch.zeros(1 << 16, dtype=torch.int64)
-    for block in blocks:
-        bits = block.abs().to("cpu", torch.float32).flatten().view(torch.int32)
-        counts += torch.bincount(half(bits), minlength=1 << 16)
-    return counts
-
-
-def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
-    """The bin with the k-th largest value, and the number of values in the bins above it."""
-    from_top = counts.flip(0).cumsum(0)
-    position = int(torch.searchsorted(from_top, k))
-    above = int(from_top[position - 1]) if position else 0
-    return len(counts) - 1 - position, above
 
 
 def global_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float, ...] | None:

@@ -100,6 +100,22 @@ class Updates:
             taus = [self._loaded(f"tau {i}", t, rows).sub_(base) for i, t in enumerate(self.experts)]
             yield rows, [t if f == 1 else t.mul_(f) for t, f in zip(taus, self.factors, strict=True)]
 
+    def sum(self, weights: Sequence[float]) -> Tensor:
+        """sum w_i tau_i as rows, with one expert at a time in reused memory."""
+        out = self.empty()
+        for rows in row_blocks(self.base):
+            base = self._loaded("base", self.base, rows)
+            for i, (tensor, weight, factor) in enumerate(
+                zip(self.experts, weights, self.factors, strict=True)
+            ):
+                tau = self._loaded("tau", tensor, rows).sub_(base)
+                tau = tau if factor == 1 else tau.mul_(factor)
+                if i == 0:
+                    torch.mul(tau, weight, out=out[rows])
+                else:
+                    out[rows].add_(tau, alpha=weight)
+        return out
+
     def _loaded(self, use: str, tensor: Tensor, rows: slice) -> Tensor:
         some = as_rows(tensor)[rows]
         return scratch(use, some.numel(), self.dtype, self.base.device).view(some.shape).copy_(some)

@@ -295,7 +295,7 @@ def test_large_tensors_are_trimmed_like_small_ones(monkeypatch):
     w0, experts = problem((300, 40))
     base, *others = tensors([w0, *experts], torch.float32)
     small = merge_tensor(base, others, "ties")
-    monkeypatch.setattr("coram_hf.methods.ties.LARGE", 100)
+    monkeypatch.setattr("coram_hf.methods.cuts.SMALL", 100)
     assert torch.equal(merge_tensor(base, others, "ties"), small)
 
 
