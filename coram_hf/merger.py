@@ -167,7 +167,7 @@ class Merger:
                 if run.processes.first:
                     remove_other_files(run.workspace.files, run.layout)
                     save_model_files(run.workspace.files, run.layout, self.inputs)
-                    publish_report(report, run.workspace.files, self.inputs.places())
+                    publish_report(report, run.workspace.files, self.inputs.places(), hashes=run.hashes)
                     run.workspace.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)

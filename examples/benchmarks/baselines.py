@@ -2,7 +2,9 @@
 
     python examples/benchmarks/baselines.py [--hidden 1024] [--experts 5] [--threads 2]
 
-The matrices are those of one Llama block of the given width, in bfloat16.
+The matrices are those of one Llama block of the given width, in bfloat16. TSV-M and OrthoMerge stand beside the
+decompositions that their definitions ask for, on the same matrices: N SVDs of the updates, or of W_0^T W_i; and
+beside those that these kernels reduce them to, N eigendecompositions or SVDs of the smaller side.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,6 +34,52 @@ def llama_block(hidden: int) -> dict[str, tuple[int, int]]:
     }
 
 
+Block = dict[str, tuple[Tensor, list[Tensor]]]
+
+
+def svds(block: Block, method: str) -> None:
+    """The SVDs that a method is defined by, in float64, and nothing else of it."""
+    for base, experts in block.values():
+        origin = base.double()
+        for expert in experts:
+            of = expert.double() - origin if method == "tsvm" else origin.mT @ expert.double()
+            torch.linalg.svd(of, full_matrices=False)
+
+
+def reduced(block: Block, method: str) -> None:
+    """The decompositions of the smaller side, given the products that they take."""
+    for base, experts in block.values():
+        origin = base.double()
+        wide = origin.shape[0] < origin.shape[1]
+        for expert in experts:
+            if method == "tsvm":
+                tau = expert.double() - origin
+                torch.linalg.eigh(tau @ tau.mT if wide else tau.mT @ tau)
+            elif wide:
+                (_, lower), (_, other) = torch.linalg.qr(origin.mT), torch.linalg.qr(expert.double().mT)
+                torch.linalg.svd(lower @ other.mT)
+            else:
+                torch.linalg.svd(origin.mT @ expert.double())
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def decompositions(block: Block) -> dict[str, dict[str, float]]:
+    """Seconds of TSV-M and OrthoMerge (G, with the mean of what is left over), and of their decompositions."""
+    found = {}
+    for label, method in (("TSV-M", "tsvm"), ("OrthoMerge TA+G", "orthomerge")):
+        found[label] = {
+            "method": seconds_of(lambda: [merge_tensor(b, e, method) for b, e in block.values()]),  # noqa: B023
+            "svds": seconds_of(lambda: svds(block, method)),  # noqa: B023
+            "reduced": seconds_of(lambda: reduced(block, method)),  # noqa: B023
+        }
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=1024)
@@ -40,7 +89,7 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    block: dict[str, tuple[Tensor, list[Tensor]]] = {}
+    block: Block = {}
     for name, shape in llama_block(args.hidden).items():
         base = (0.02 * torch.randn(shape)).bfloat16()
         noise = [0.0006 * torch.randn(shape) for _ in range(args.experts)]
@@ -73,7 +122,14 @@ def main() -> None:
     print("| method | ms per million parameters | ratio to CORAM full |\n|---|---|---|")
     for label, time_taken in seconds.items():
         print(f"| {label} | {1e3 * time_taken / millions:.1f} | {time_taken / seconds['CORAM full']:.2f} |")
-    print("\n" + json.dumps({label: t / millions for label, t in seconds.items()}))
+    bare = decompositions(block)
+    print("\n| method | seconds | its SVDs | x | reduced decompositions | x |\n|---|---|---|---|---|---|")
+    for label, found in bare.items():
+        whole, columns = found["method"], (found["svds"], found["reduced"])
+        ratios = " | ".join(f"{alone:.2f} | {whole / alone:.2f}" for alone in columns)
+        print(f"| {label} | {whole:.2f} | {ratios} |")
+    results = {"per_million": {label: t / millions for label, t in seconds.items()}, "decompositions": bare}
+    print("\n" + json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def predict(suite: Suite, read: float, write: float, threads: int) -> tuple[Fore
         computing=computing,
         reading=(1 + suite.experts) * size / read,
         writing=size / write,
-        hashing=size / HASH_RATE,
+        hashing=size / HASH_RATE / threads,
     )
     return forecast, size
 
