@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.command import coram_hf
 from helpers.folders import on_disk
-from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
+from helpers.models import fine_tuned, tiny_llama
 from helpers.paths import ROOT
 
 import coram_hf as package
