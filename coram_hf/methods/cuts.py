@@ -16,62 +16,78 @@ from coram_hf.methods.updates import Updates
 SMALL = 1 << 16
 """Number of entries up to which a cut is found by selection among all of them."""
 SAMPLE = 1 << 15
-"""Number of entries from which the bracket around a cut is estimated."""
+"""Smallest number of entries from which the range around a cut is estimated."""
 DEVIATIONS = 6
-"""Half the width of a bracket, in standard deviations of a quantile of the sample."""
+"""Half the width of that range, in standard deviations of a quantile of the sample."""
 
 
 def tensor_cuts(updates: Updates, densities: Sequence[float]) -> list[float]:
     """The magnitude of the k-th largest entry of each tau_i, k = int(density * size), at least 1.
 
-    It is infinite for density 0. In a large tensor, one pass counts the entries above a bracket estimated
-    from a sample and collects those within it, among which the cut is selected.
+    It is infinite for density 0. In a large tensor, one pass counts the entries above a narrow range that is
+    estimated from a sample, and collects those within it, among which the cut is selected.
     """
     size, on_cpu = updates.base.numel(), updates.base.device.type == "cpu"
     if size <= SMALL or updates.dtype != torch.float32 or not on_cpu:
         return [magnitude_cut(updates.tau(i), d) if d > 0 else math.inf for i, d in enumerate(densities)]
     brackets = [_bracket(updates, i, density) for i, density in enumerate(densities)]
-    above = [0] * len(updates)
-    within: list[list[np.ndarray]] = [[] for _ in densities]
     for _, taus in updates.blocks():
-        for i, (tau, (low, high)) in enumerate(zip(taus, brackets, strict=True)):
-            sizes = tau.abs_().flatten().numpy()
-            above[i] += int(np.count_nonzero(sizes > high))
-            within[i].append(sizes[(sizes >= low) & (sizes <= high)])
+        for tau, bracket in zip(taus, brackets, strict=True):
+            bracket.add(tau.abs_().flatten().numpy())
     cuts = []
-    for i, density in enumerate(densities):
-        rank, found = max(1, int(density * size)) - above[i], np.concatenate(within[i])
-        if density == 0:
-            cuts.append(math.inf)
-        elif 1 <= rank <= len(found):
-            cuts.append(float(np.partition(found, len(found) - rank)[len(found) - rank]))
-        else:  # the sample was not like the tensor
-            cuts.append(global_cut(partial(_blocks, updates, i), density))
+    for i, (density, bracket) in enumerate(zip(densities, brackets, strict=True)):
+        found = bracket.largest(max(1, int(density * size)))
+        if found is None:  # the sample was not like the tensor
+            found = global_cut(partial(_blocks, updates, i), density) if density > 0 else math.inf
+        cuts.append(found if density > 0 else math.inf)
     return cuts
+
+
+class Bracket:
+    """The k-th largest of many numbers, if it is in a range of which only the inside is collected."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low, self._high = low, high
+        self._above = self._at_high = self._at_low = 0
+        self._inside: list[np.ndarray] = []
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Count numbers, and keep those between the ends of the range, where many may be equal."""
+        self._above += int(np.count_nonzero(numbers > self._high))
+        self._at_high += int(np.count_nonzero(numbers == self._high))
+        if self._low < self._high:
+            self._at_low += int(np.count_nonzero(numbers == self._low))
+            self._inside.append(numbers[(numbers > self._low) & (numbers < self._high)])
+
+    def largest(self, k: int) -> float | None:
+        """The k-th largest number; None if it is outside the range."""
+        inside = np.concatenate([*self._inside, np.empty(0, np.float32)])
+        for count, found in ((self._above, None), (self._at_high, self._high)):
+            if k <= count:
+                return found
+            k -= count
+        if k <= len(inside):
+            return float(np.partition(inside, len(inside) - k)[len(inside) - k])
+        return self._low if k <= len(inside) + self._at_low else None
 
 
 def _blocks(updates: Updates, i: int) -> Iterator[Tensor]:
     return (updates.tau(i, rows) for rows in row_blocks(updates.base))
 
 
-def _bracket(updates: Updates, i: int, density: float) -> tuple[float, float]:
-    """Magnitudes that most probably enclose the cut of tau_i, from entries on a regular grid."""
+def _bracket(updates: Updates, i: int, density: float) -> Bracket:
+    """A range that most probably contains the cut of tau_i, from entries on a regular grid."""
     base, expert = as_rows(updates.base), as_rows(updates.experts[i])
-    step = max(1, base.numel() // SAMPLE)
+    step = base.numel() // max(SAMPLE, base.numel() // 64)
     down = math.isqrt(step) if base.ndim > 1 else 1
-    across = max(1, step // down)
-    grid = (
-        (slice(None, None, across),)
-        if base.ndim == 1
-        else (slice(None, None, down), slice(None, None, across))
-    )
+    grid = tuple(slice(None, None, by) for by in (down, max(1, step // down)))[-base.ndim :]
     sample = (expert[grid].float() - base[grid].float()).mul_(updates.factors[i]).abs_().flatten()
     count = len(sample)
     margin = DEVIATIONS * math.sqrt(density * (1 - density) / count) + 2 / count
     lowest, highest = math.ceil((density + margin) * count), math.floor((density - margin) * count)
     low = float(sample.kthvalue(count - lowest + 1).values) if lowest <= count else 0.0
     high = float(sample.kthvalue(count - highest + 1).values) if highest >= 1 else math.inf
-    return low, high
+    return Bracket(low, high)
 
 
 def above(tau: Tensor, cut: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -43,10 +43,10 @@ def ties(
     entries that tie with the smallest one kept are kept as well.
     """
     densities = updates.each(density)
-    cuts = list(updates.prepared) if trim == "global" else tensor_cuts(updates, densities)
-    growth = [1.0] * len(updates)
-    if rescale:
-        growth = [norm_growth(tau := updates.tau(i), above(tau, cut)) for i, cut in enumerate(cuts)]
+    cuts: list[float] = updates.prepared
+    if trim == "tensor":
+        cuts = updates.once("cuts", partial(tensor_cuts, densities=densities))
+    growth = updates.once("growth", partial(_growth, cuts=cuts)) if rescale else []
     weights, how = voices(updates, combine, normalize)
     out = updates.empty()
     for rows, taus in updates.blocks():
@@ -55,6 +55,10 @@ def ties(
             trimmed = [tau.mul_(factor) for tau, factor in zip(trimmed, growth, strict=True)]
         out[rows] = elect(trimmed, weights, how, sign)
     return updates.shaped(out.mul_(scale))
+
+
+def _growth(updates: Updates, cuts: Sequence[float]) -> list[float]:
+    return [norm_growth(tau := updates.tau(i), above(tau, cut)) for i, cut in enumerate(cuts)]
 
 
 def voices(updates: Updates, combine: Combine, normalize: bool) -> tuple[tuple[float, ...], Tally]:
@@ -101,6 +105,7 @@ def global_cuts(tensors: Tensors, parameters: Mapping[str, Any]) -> tuple[float,
 
 TIES = Baseline(
     ties,
+    by_rows=True,
     prepare=global_cuts,
     presets={"TIES": {}},
     mergebench={"MergeBench TIES": {"density": 0.3, "scale": 0.4, "combine": "sum"}},
