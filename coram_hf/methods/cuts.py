@@ -78,7 +78,7 @@ def _blocks(updates: Updates, i: int) -> Iterator[Tensor]:
 def _bracket(updates: Updates, i: int, density: float) -> Bracket:
     """A range that most probably contains the cut of tau_i, from entries on a regular grid."""
     base, expert = as_rows(updates.base), as_rows(updates.experts[i])
-    step = base.numel() // max(SAMPLE, base.numel() // 64)
+    step = max(1, base.numel() // max(SAMPLE, base.numel() // 64))
     down = math.isqrt(step) if base.ndim > 1 else 1
     grid = tuple(slice(None, None, by) for by in (down, max(1, step // down)))[-base.ndim :]
     sample = (expert[grid].float() - base[grid].float()).mul_(updates.factors[i]).abs_().flatten()
