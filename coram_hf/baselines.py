@@ -18,7 +18,6 @@ from coram_hf.inputs.options import MergeOptions, merge_options
 from coram_hf.merger import Merger
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.entry import Entry
-from coram_hf.methods.oft import OftMerge, choose_oft
 from coram_hf.methods.registry import (
     Preset,
     find_method,
@@ -98,6 +97,8 @@ def merge_oft(
 
     Options: those of `MergeOptions`.
     """
+    from coram_hf.methods.oft import OftMerge, choose_oft
+
     choice = choose_oft({"space": "oft", "weights": weights})
     merger = Merger.open(base, experts, choice, cast(MergeOptions, options))
     adapter = cast(OftMerge, merger.method).adapter

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from coram_hf.baselines import open_merger
@@ -15,6 +14,7 @@ from coram_hf.config import CoramConfig, check_names
 from coram_hf.errors import CoramError
 from coram_hf.execution.processes import Processes
 from coram_hf.hub import PUSH_OPTIONS, push_folder
+from coram_hf.inputs.internals.marks import is_peft_model
 from coram_hf.inputs.opening import ModelSource
 from coram_hf.methods.registry import DEFAULT, find_method
 from coram_hf.report import MergeReport
@@ -122,7 +122,7 @@ class CoramCallback(TrainerCallback):
 
 def origin_of(model: object) -> str | None:
     """The folder or Hub id that a model, or the model under its adapters, was loaded from."""
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner = model.get_base_model() if is_peft_model(model) else model
     return (inner.name_or_path or None) if isinstance(inner, PreTrainedModel) else None
 
 

@@ -36,7 +36,6 @@ from coram_hf.inputs.opening import ModelSource, ModelSources
 from coram_hf.inputs.options import MergeOptions, PlacementOptions
 from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.entry import Choice
-from coram_hf.methods.oft import merged_adapter
 from coram_hf.methods.protocol import OnlyAmplified
 from coram_hf.outputs.memory import ModelSink, new_model
 from coram_hf.outputs.model_files import save_model_files
@@ -173,7 +172,7 @@ class Merger:
                 report = self._report(outcome, run.layout.skeleton.dtype, cost)
                 if run.processes.first:
                     save_model_files(files := run.workspace.files, run.layout, self.inputs)
-                    publish_report(report, files, self.inputs.places())
+                    publish_report(report, files, self.inputs.places(), hashes=run.hashes)
                     run.publish(overwrite)
                 run.processes.wait()
         return MergeReport.load(run.target)
@@ -205,6 +204,8 @@ class Merger:
         self, folder: str | Path, *, rank: int | None, energy: float | None, overwrite: bool
     ) -> AdapterFolder:
         """The folder of `merge_adapter_to`; raises any error about it or the options before merging."""
+        from coram_hf.methods.oft import merged_adapter
+
         oft = merged_adapter(self.method)
         return AdapterFolder(folder, self.inputs, oft, rank=rank, energy=energy, overwrite=overwrite)
 

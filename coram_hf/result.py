@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelCardData
-from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,6 +34,9 @@ from coram_hf.outputs.saving import WEIGHTS, is_partly_offloaded, save_offloaded
 from coram_hf.report import MergeReport
 from coram_hf.report.kinds import Retained
 from coram_hf.report.tables import Facts, Shown
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 OFFLOADED_OPTIONS = ("max_shard_size", "save_original_format")
 """Options of `save_pretrained` for a model with offloaded parts."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coram_hf.cli.shared import ADAPTER, CALIBRATION, read_given, with_shared_options
+from coram_hf.cli.starting import load_libraries
 from coram_hf.cli.summary import conclude, conclude_shown, facts
 from coram_hf.cli.voice import VOLUME
 from coram_hf.errors import CoramError
@@ -154,6 +155,7 @@ def _check_early(
     disk: bool,
 ) -> None:
     """Raise for outputs that cannot be written, before models are downloaded or opened."""
+    load_libraries()
     from coram_hf.execution.files import shard_size
 
     shard_size(max_shard_size)

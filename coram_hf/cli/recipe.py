@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from coram_hf.cli.mergekit import is_mergekit, read_mergekit, require, result_name
+from coram_hf.cli.starting import load_libraries
 from coram_hf.config import CalibrationConfig, CoramConfig, Shared, check_names, options_of
 from coram_hf.errors import CoramError
 from coram_hf.inputs.locate import parse_source, split_adapter
@@ -49,6 +50,7 @@ class Recipe:
 
     def merger(self, *, progress: bool = True) -> Merger:
         """The merger of this recipe, with all sources opened and checked."""
+        load_libraries()
         from coram_hf.merger import Merger
 
         if self.stages:

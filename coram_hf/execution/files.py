@@ -16,7 +16,7 @@ from coram_hf.errors import CoramError
 from coram_hf.execution.cost import timed
 from coram_hf.execution.processes import Processes, shares
 from coram_hf.execution.progress import Progress
-from coram_hf.execution.stream import ReadAhead, Writer
+from coram_hf.execution.stream import ReadAhead, Writer, hashes_of
 from coram_hf.execution.survey import Survey
 from coram_hf.execution.tasks import Done, Task, here, in_queues, merge_unit, queues
 from coram_hf.execution.workspace import Workspace, check_target
@@ -35,12 +35,17 @@ SAMPLE = 8
 """The fewest matrices from which to estimate the side of the dispersion threshold."""
 
 
+LARGE_UNIT = 16
+"""Units above this fraction of a thread's work are merged first."""
+
+
 class FileRunner:
     """Runs the phases of a merge into a folder, in a workspace.
 
     Exact norms are measured while merging; before that, a sample tells the side of D's threshold.
     disk_bytes: those of the result, and of the updates that are kept until lambda is known.
     state: the identity of inputs and settings; None if a model is in memory, so that nothing can be resumed.
+    hashes: size and sha256 of the files of all processes, once they are written.
     """
 
     measures = True
@@ -85,6 +90,7 @@ class FileRunner:
         likes = [inputs.base.original(name) for name in kept]
         self.disk_bytes = self.layout.total_bytes + sum(t.numel() * update_dtype(t).itemsize for t in likes)
         self.started = False
+        self.hashes: dict[str, Any] = {}
         self._label, self._progress = label, progress and self.processes.first
 
     @property
@@ -175,12 +181,18 @@ class FileRunner:
     ) -> dict[str, Record]:
         """Run this process's units that are not journalled yet; return the records of all processes.
 
-        Units are read ahead, merged and written concurrently, the costliest first. The records are by
-        parameter, in the order of the inputs.
+        Units are read ahead, merged and written concurrently: the costliest first, so that no thread is left
+        with one at the end, then all others in the order of the files, which are hashed on the way. The
+        records are by parameter, in the order of the inputs.
         """
         finished = self.workspace.entries()
         cost = {unit: sum(self.costs[name] for name in unit) for unit in share}
-        mine = sorted((unit for unit in share if (phase, unit[0]) not in finished), key=lambda u: -cost[u])
+        large = sum(cost.values()) / (LARGE_UNIT * self.threads)
+        mine = [unit for unit in share if (phase, unit[0]) not in finished]
+        if sink is not None:
+            mine.sort(key=self.layout.position)
+            sink.expect(name for unit in mine for name in unit)
+        mine.sort(key=lambda unit: -cost[unit] if cost[unit] > large or sink is None else 0)
         ahead, writer = ReadAhead(mine, self._inputs.prefetch), Writer(self.workspace, phase, sink)
         what, total = phase.partition(" ")[0], sum(cost[unit] for unit in mine)
         try:
@@ -193,6 +205,8 @@ class FileRunner:
             writer.close()
         self.processes.wait()
         tied, entries = self._inputs.base.tied, self.workspace.entries()
+        if sink is not None:
+            self.hashes = {file: found for (of, file), found in entries.items() if of == hashes_of(phase)}
         found = {
             tied.get(name, name): Record.from_dict(record)
             for (of, _), records in entries.items()

@@ -23,6 +23,11 @@ SYNC_SECONDS = 5.0
 """The longest time between two entries in the journal."""
 
 
+def hashes_of(phase: str) -> str:
+    """The phase under which a journal has the hashes of the files that a phase has written."""
+    return f"hashes of {phase}"
+
+
 class ReadAhead:
     """A thread that prefetches the next units while others are merged."""
 
@@ -93,6 +98,9 @@ class Writer:
             return
         try:
             self._sync()
+            if self._sink is not None:
+                of = hashes_of(self._phase)
+                self._workspace.note([(of, file, found) for file, found in self._sink.hashes().items()])
         except BaseException as error:
             self._error = error
 

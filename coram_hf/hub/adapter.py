@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCardData
-from peft import PeftModel
 
 from coram_hf.config import AdapterOptions
 from coram_hf.errors import CoramError
@@ -25,6 +25,9 @@ from coram_hf.report import MergeReport
 from coram_hf.report.adapter import lora_report, oft_report
 from coram_hf.report.kinds import Retained
 from coram_hf.report.merge_report import REPORT_NAME
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class AdapterFolder:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import ModelCardData
 
@@ -25,17 +26,19 @@ def publish_report(
     folder: Path,
     places: Mapping[str, str] | None = None,
     card_data: ModelCardData | None = None,
+    hashes: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
     """Write report, recipe, figure and card beside the weights; the report gets the weights' hashes.
 
-    `places`: the sources of base and experts, as in `Inputs.places`.
+    `places`: the sources of base and experts, as in `Inputs.places`; `hashes`: those of weights that were
+    hashed while they were written.
     """
     with ThreadPoolExecutor(1) as pool:
-        hashes = pool.submit(file_hashes, folder, keep_cached=False)
+        files = pool.submit(file_hashes, folder, hashes, keep_cached=False)
         draw_updates(report, folder)
         if report.calibration:
             draw_calibration(Calibration.from_dict(report.calibration), folder)
-        complete = replace(report, files=hashes.result(), companions=companions_in(folder))
+        complete = replace(report, files=files.result(), companions=companions_in(folder))
     edited = edited_card(folder / CARD, folder)
     if EvalResults.load(folder, complete.files) is None:
         (folder / EVAL_NAME).unlink(missing_ok=True)

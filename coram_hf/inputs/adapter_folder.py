@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, PeftType, load_peft_weights, set_peft_model_state_dict
-from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError, reason
 from coram_hf.inputs.adapters import open_adapters, require_mergeable, shadow
 from coram_hf.inputs.files import pickle_refused
-from coram_hf.inputs.internals.adapters import KEY_PREFIX, parameter_mark
+from coram_hf.inputs.internals.adapters import parameter_mark
+from coram_hf.inputs.internals.marks import ADAPTER_CONFIG, KEY_PREFIX
 from coram_hf.inputs.internals.models import put
 from coram_hf.inputs.oft import is_legacy, open_legacy
 from coram_hf.inputs.qlora import quantised_warning, trained_quantised
@@ -23,11 +24,6 @@ from coram_hf.inputs.weights import Weights
 
 KEEPS_BASE = ("gaussian", "orthogonal", "eva")
 """Named LoRA initialisations that leave the base unchanged; all others subtract something from it."""
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
-    return (folder / CONFIG_NAME).is_file()
 
 
 def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = False) -> Weights:
@@ -42,14 +38,14 @@ def open_adapter(base: Weights, who: str, folder: Path, *, allow_pickle: bool = 
         opened = next(iter(open_adapters(who, model, base).values()))
         opened.warnings += _other_base(base, who, folder, model)
         opened.fresh = tuple(name for name in base.fresh if name not in opened.overrides)
-    opened.files += [folder / CONFIG_NAME, *folder.glob("adapter_model.*")]
+    opened.files += [folder / ADAPTER_CONFIG, *folder.glob("adapter_model.*")]
     return opened
 
 
 def _read(folder: Path, who: str, allow_pickle: bool) -> dict[str, Tensor]:
     """The tensors of an adapter folder."""
     if not any((folder / name).is_file() for name in (SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME)):
-        raise CoramError(f"{who}: {folder} contains {CONFIG_NAME}, but no {SAFETENSORS_WEIGHTS_NAME}")
+        raise CoramError(f"{who}: {folder} contains {ADAPTER_CONFIG}, but no {SAFETENSORS_WEIGHTS_NAME}")
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and not allow_pickle:
         raise pickle_refused(f"{who}: {folder}", WEIGHTS_NAME)
     try:
@@ -78,7 +74,9 @@ def _config(folder: Path, who: str) -> PeftConfig:
     except CoramError:
         raise
     except Exception as error:  # PEFT fails in many ways on damaged or foreign files
-        raise CoramError(f"{who}: {folder / CONFIG_NAME} is not a PEFT config ({reason(error)})") from error
+        raise CoramError(
+            f"{who}: {folder / ADAPTER_CONFIG} is not a PEFT config ({reason(error)})"
+        ) from error
 
 
 def _load(base: Weights, folder: Path, config: PeftConfig, state: dict[str, Tensor], who: str) -> PeftModel:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from coram_hf.errors import CoramError
 from coram_hf.inputs.files import read_json
-from coram_hf.inputs.internals.adapters import KEY_PREFIX, is_oft_linear, rotation_blocks
+from coram_hf.inputs.internals.adapters import is_oft_linear, rotation_blocks
+from coram_hf.inputs.internals.marks import KEY_PREFIX
 from coram_hf.inputs.weights import Weights
 
 DENSE_WIDTH = 1024

@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedModel
 
 from coram_hf.errors import CoramError
-from coram_hf.inputs.adapter_folder import is_adapter, open_adapter
-from coram_hf.inputs.adapters import is_adapted, open_adapters, without_adapters
 from coram_hf.inputs.checkpoint import open_checkpoint
 from coram_hf.inputs.checks import check_same_architecture, check_same_tensors
 from coram_hf.inputs.config_differences import config_differences
 from coram_hf.inputs.gguf import open_gguf
 from coram_hf.inputs.heads import match_heads
 from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.internals.marks import is_adapter, is_peft_model
 from coram_hf.inputs.locate import Located, Source, fetch, gguf_in, parse_source, split_adapter
 from coram_hf.inputs.options import MergeOptions, check_options, output_dtype
 from coram_hf.inputs.placement import placed_as
@@ -33,10 +31,13 @@ from coram_hf.inputs.tokens import match_vocabularies
 from coram_hf.inputs.transplant import OwnBases, check_transplanted_targets, transplanted
 from coram_hf.inputs.weights import Weights
 
-ModelSource = PreTrainedModel | PeftModel | str | Path
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+ModelSource: TypeAlias = "PreTrainedModel | PeftModel | str | Path"
 """A loaded model, a model with adapters (each is an expert), or the folder or Hub id of either."""
 
-ModelSources = Sequence[ModelSource] | Mapping[str, ModelSource] | PeftModel
+ModelSources: TypeAlias = "Sequence[ModelSource] | Mapping[str, ModelSource] | PeftModel"
 TOLD = ("vocabulary", "heads", "allow_config_differences", "trust_remote_code", "allow_pickle")
 """Options that the report repeats."""
 OpenFolder = Callable[[str, Path], Weights]
@@ -61,7 +62,7 @@ def open_inputs(
     allow_pickle = options.get("allow_pickle", False)
     dtype = output_dtype(options.get("dtype"))
     open_folder = partial(_open_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-    if isinstance(experts, PeftModel):
+    if is_peft_model(experts):
         experts = [experts]
     if not isinstance(experts, Mapping | Sequence) or isinstance(experts, str):
         raise CoramError(
@@ -78,7 +79,8 @@ def open_inputs(
     opened: dict[str, Weights] = {}
     warnings = list(source.warnings)
     pairs = list(experts.items() if isinstance(experts, Mapping) else ((None, expert) for expert in experts))
-    if not any(isinstance(expert, PeftModel | PreTrainedModel) for given, expert in pairs if given is None):
+    unnamed = [expert for given, expert in pairs if given is None]
+    if not any(is_peft_model(expert) or isinstance(expert, PreTrainedModel) for expert in unnamed):
         own_bases.require([str(_label(given, expert)) for given, expert in pairs], adapters=True)
     for position, (given, expert) in enumerate(pairs, start=1):
         trained_on = own_bases.find(_label(given, expert))
@@ -147,7 +149,9 @@ def _open_base(open_folder: OpenFolder, who: str, base: ModelSource | Weights) -
         if is_adapter(found.folder):
             raise CoramError(f"{who} {str(base)!r} is an adapter; pass the model that it was trained on")
         return _located(open_folder(who, checkpoint_folder(found.folder)), found)
-    model = base.get_base_model() if isinstance(base, PeftModel) else base
+    from coram_hf.inputs.adapters import without_adapters
+
+    model = base.get_base_model() if is_peft_model(base) else base
     _require_model(who, model)
     return Weights(without_adapters(dequantized(who, cast(PreTrainedModel, model))))
 
@@ -174,12 +178,16 @@ def _open_expert(
         found = fetch(source)
         open_this, folder = open_folder, found.folder
         if is_adapter(folder):
+            from coram_hf.inputs.adapter_folder import open_adapter
+
             open_this = partial(open_adapter, base, allow_pickle=allow_pickle)
         else:
             folder = checkpoint_folder(folder)
         yield label, _located(open_this(f"expert {label!r}", folder), found)
         return
-    if isinstance(expert, PeftModel):
+    from coram_hf.inputs.adapters import is_adapted, open_adapters
+
+    if is_peft_model(expert):
         adapters = open_adapters(f"expert {label or position!r}", expert)
         for adapter, weights in adapters.items():
             if len(adapters) == 1:
@@ -226,6 +234,8 @@ def _open_adapted(
         raise CoramError(
             f"{who}: {adapter!r} is not an adapter; a source `model+adapter` adds one to a model"
         )
+    from coram_hf.inputs.adapter_folder import open_adapter
+
     model = open_folder(who, found.folder)
     weights = open_adapter(model, who, added.folder, allow_pickle=allow_pickle)
     weights.files = [*model.files, *weights.files]

@@ -13,7 +13,7 @@ from peft import PeftConfig
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coram_hf.inputs.internals.adapters import KEY_PREFIX
+from coram_hf.inputs.internals.marks import KEY_PREFIX
 from coram_hf.inputs.internals.models import put, without_initialization
 from coram_hf.inputs.offloaded import tied_names
 from coram_hf.inputs.weights import Weights, backbone_prefix

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,6 +19,8 @@ from coram_hf.inputs.internals.models import hub_commit
 from coram_hf.inputs.offloaded import offloaded_tensors, tied_names
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
     from coram_hf.inputs.transplant import Transplant
 
 T = TypeVar("T")

@@ -40,7 +40,8 @@ Prepare = Callable[[Tensors, Mapping[str, Any]], Any]
 class Baseline:
     """A merge method: a function of Updates whose keyword arguments are its parameters.
 
-    by_rows: whether it can process a few rows of a tensor at a time.
+    by_rows: whether it can process a few rows of a tensor at a time; what it must know of the whole tensor
+    it gets by `Updates.once`.
     presets: parameters that differ from the defaults, by their names in the paper's tables;
     mergebench: presets with the coefficients that MergeBench uses.
     from_mergekit: converts mergekit's parameters for this method; mergekit_base: the role of a base there.
@@ -229,15 +230,24 @@ def euclidean_blocks(
 
     `counted`: whether its norm counts towards that of the merged update, as for targets.
     """
-    if by_rows:
-        updates = make(parameter.base, parameter.experts, name=parameter.name)
-        device = parameter.device
-        parts = ((rows, merge(updates.part(rows).on(device))) for rows in row_blocks(parameter.base))
-    else:
+    for matrix, rows, update in _parts(parameter, make, merge, by_rows):
+        yield Block(matrix, rows, update, SliceStats(squared_norm=squared_norm(update) if counted else 0.0))
+
+
+def _parts(
+    parameter: Parameter, make: Callable[..., Updates], merge: Callable[[Updates], Tensor], by_rows: bool
+) -> Iterator[tuple[int | None, slice, Tensor]]:
+    """Rows of the update: of a matrix of a stack, by its index, or of the parameter as stored."""
+    if not by_rows:
         whole = _whole(parameter, make, merge)
-        parts = ((rows, whole[rows]) for rows in row_blocks(parameter.base))
-    for rows, update in parts:
-        yield Block(None, rows, update, SliceStats(squared_norm=squared_norm(update) if counted else 0.0))
+        yield from ((None, rows, whole[rows]) for rows in row_blocks(parameter.base))
+        return
+    stacked = parameter.target is not None and parameter.base.ndim == 3
+    every = parameter.matrices() if stacked else [(parameter.name, parameter.base, parameter.experts)]
+    for i, (name, base, experts) in enumerate(every):
+        updates = make(base, experts, name=name)
+        for rows in row_blocks(base):
+            yield i if stacked else None, rows, merge(updates.part(rows).on(parameter.device))
 
 
 def _whole(parameter: Parameter, make: Callable[..., Updates], merge: Callable[[Updates], Tensor]) -> Tensor:

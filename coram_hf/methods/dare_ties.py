@@ -9,9 +9,10 @@ from torch import Tensor
 
 from coram_hf.config import Range, Varies
 from coram_hf.methods.baseline import Baseline
+from coram_hf.methods.cuts import above, magnitude_cut
 from coram_hf.methods.mergekit import dare_ties_parameters
-from coram_hf.methods.pruning import draw, norm_growth
-from coram_hf.methods.ties import Combine, Sign, elect, magnitude_cut, voices
+from coram_hf.methods.pruning import draw, generator, norm_growth
+from coram_hf.methods.ties import Combine, Sign, elect, voices
 from coram_hf.methods.updates import Updates
 
 Drop = Annotated[
@@ -42,22 +43,27 @@ def dare_ties(
     the tensor's name and the expert's position, not on the order in which tensors are merged.
     """
     drops = updates.each(drop)
-    keep = [draw(updates, i, seed) >= share for i, share in enumerate(drops)]
     cuts = [0.0] * len(updates)
     if density < 1:
-        cuts = [magnitude_cut(updates.tau(i)[mask], density) for i, mask in enumerate(keep)]
+        cuts = [
+            magnitude_cut(updates.tau(i)[draw(updates, i, seed) >= share], density)
+            for i, share in enumerate(drops)
+        ]
     growth = [1.0] * len(updates)
     if rescale and rescale_by == "share":
         growth = [1 / (1 - share) if share < 1 else 1.0 for share in drops]
     elif rescale:
-        growth = [norm_growth(tau := updates.tau(i), tau * mask) for i, mask in enumerate(keep)]
+        growth = [
+            norm_growth(tau := updates.tau(i), tau * (draw(updates, i, seed) >= share))
+            for i, share in enumerate(drops)
+        ]
     common = growth[0] if len(set(growth)) == 1 else None
     weights, how = voices(updates, combine, normalize)
-    out = updates.empty()
+    out, draws = updates.empty(), [generator(updates, i, seed) for i in range(len(updates))]
     for rows, taus in updates.blocks():
         survivors = [
-            torch.where(mask[rows] & (tau.abs() >= cut), tau, 0.0)
-            for tau, mask, cut in zip(taus, keep, cuts, strict=True)
+            above(tau, cut).mul_(torch.rand(tau.shape, generator=g).ge_(share).to(tau))
+            for tau, g, share, cut in zip(taus, draws, drops, cuts, strict=True)
         ]
         if common is None:
             survivors = [tau.mul_(factor) for tau, factor in zip(survivors, growth, strict=True)]

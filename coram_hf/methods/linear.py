@@ -48,10 +48,7 @@ SMALLEST_SUM = 1e-8
 
 def weighted_mean(updates: Updates, weights: tuple[float, ...] | None = None) -> Tensor:
     """sum w_i tau_i, with the weights of the updates unless others are given."""
-    out = updates.empty()
-    for rows, taus in updates.blocks():
-        out[rows] = sum_weighted(taus, updates.weights if weights is None else weights)
-    return updates.shaped(out)
+    return updates.shaped(updates.sum(updates.weights if weights is None else weights))
 
 
 def sum_weighted(taus: list[Tensor], weights: tuple[float, ...]) -> Tensor:

@@ -21,10 +21,15 @@ def norm_growth(tau: Tensor, kept: Tensor) -> float:
 
 
 def draw(updates: Updates, i: int, seed: int) -> Tensor:
-    """Uniform numbers in [0, 1) for the entries of tau_i, seeded by sha256 of "seed/name/i".
+    """Uniform numbers in [0, 1) for the entries of tau_i."""
+    drawn = torch.rand(updates.base.shape, generator=generator(updates, i, seed))
+    return as_rows(drawn).to(updates.base.device)
 
-    They do not depend on the order in which tensors are merged.
+
+def generator(updates: Updates, i: int, seed: int) -> torch.Generator:
+    """Draws the numbers for the entries of tau_i in order, seeded by sha256 of "seed/name/i".
+
+    They do not depend on the order in which tensors are merged, nor on how many are drawn at a time.
     """
     digest = hashlib.sha256(f"{seed}/{updates.name}/{i}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
-    return as_rows(torch.rand(updates.base.shape, generator=generator)).to(updates.base.device)
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))

@@ -15,7 +15,7 @@ from coram_hf.methods.tsvm import tsvm
 from coram_hf.methods.updates import Updates
 
 _PATHWAYS: dict[Residual, Callable[..., Tensor]] = {"ta": weighted_mean, "ties": ties, "tsvm": tsvm}
-BY_ROWS: tuple[Residual, ...] = ("ta",)
+BY_ROWS: tuple[Residual, ...] = ("ta", "ties")
 """The pathways that can process a few rows of a tensor at a time."""
 DENSITY = 0.2
 

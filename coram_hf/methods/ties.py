@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from coram_hf.config import Range, Varies
 from coram_hf.errors import CoramError
-from coram_hf.geometry.slices import row_blocks
 from coram_hf.methods.baseline import Baseline, Tensors
+from coram_hf.methods.cuts import above, cuts_of, tensor_cuts
 from coram_hf.methods.linear import sum_weighted
 from coram_hf.methods.mergekit import ties_parameters
 from coram_hf.methods.pruning import norm_growth
@@ -22,8 +22,6 @@ Combine = Literal["mean", "sum"]
 Tally = Literal["mean", "sum", "total"]
 Sign = Literal["sum", "count"]
 Entries = Callable[[Updates], Iterable[Tensor]]
-LARGE = 1 << 24
-"""Number of entries above which a tensor's cut is found by counting, not by selection on a copy."""
 
 
 def ties(
@@ -46,25 +44,22 @@ def ties(
     entries that tie with the smallest one kept are kept as well.
     """
     densities = updates.each(density)
-    if trim == "global":
-        cuts = list(updates.prepared)
-    else:
-        cuts = [tensor_cut(updates, i, share) for i, share in enumerate(densities)]
-    growth = [1.0] * len(updates)
-    if rescale:
-        growth = [norm_growth(tau := updates.tau(i), _above(tau, cut)) for i, cut in enumerate(cuts)]
+    cuts: list[float] = updates.prepared
+    if trim == "tensor":
+        cuts = updates.once("cuts", partial(tensor_cuts, densities=densities))
+    growth = updates.once("growth", partial(_growth, cuts=cuts)) if rescale else []
     weights, how = voices(updates, combine, normalize)
     out = updates.empty()
     for rows, taus in updates.blocks():
-        trimmed = [_above(tau, cut) for tau, cut in zip(taus, cuts, strict=True)]
+        trimmed = [above(tau, cut) for tau, cut in zip(taus, cuts, strict=True)]
         if rescale:
             trimmed = [tau.mul_(factor) for tau, factor in zip(trimmed, growth, strict=True)]
         out[rows] = elect(trimmed, weights, how, sign)
     return updates.shaped(out.mul_(scale))
 
 
-def _above(tau: Tensor, cut: float) -> Tensor:
-    return torch.where(tau.abs() >= cut, tau, 0.0)
+def _growth(updates: Updates, cuts: Sequence[float]) -> list[float]:
+    return [norm_growth(tau := updates.tau(i), above(tau, cut)) for i, cut in enumerate(cuts)]
 
 
 def voices(updates: Updates, combine: Combine, normalize: bool) -> tuple[tuple[float, ...], Tally]:
@@ -80,80 +75,15 @@ def elect(taus: list[Tensor], weights: tuple[float, ...], combine: Tally, sign: 
     `mean` divides by the weights that agree, `sum` multiplies w_i by N, `total` leaves weights as they are.
     """
     votes = taus if sign == "sum" else [tau.sign() for tau in taus]
-    elected = torch.where(sum_weighted(votes, weights) >= 0, 1.0, -1.0).to(taus[0].dtype)
+    elected = sum_weighted(votes, weights).ge_(0).mul_(2).sub_(1)
     total, share = torch.zeros_like(elected), torch.zeros_like(elected)
     for tau, weight in zip(taus, weights, strict=True):
-        agrees = (tau * elected > 0).to(tau.dtype)
+        agrees = (tau * elected).gt_(0)
         total.addcmul_(tau, agrees, value=weight)
         share.add_(agrees, alpha=weight)
     if combine == "mean":
-        return total.div_(torch.where(share > 0, share, 1.0))
+        return total.div_(share.add_(torch.le(share, 0, out=elected)))
     return total.mul_(len(taus)) if combine == "sum" else total
-
-
-def tensor_cut(updates: Updates, i: int, density: float) -> float:
-    """The cut of one tensor; that of a large one is found by counting, without a copy."""
-    if density == 0:
-        return math.inf
-    if updates.base.numel() <= LARGE or updates.dtype != torch.float32:
-        return magnitude_cut(updates.tau(i), density)
-    return global_cut(lambda: (updates.tau(i, rows) for rows in row_blocks(updates.base)), density)
-
-
-def magnitude_cut(tau: Tensor, density: float) -> float:
-    """The magnitude of the k-th largest entry, k = int(density * size), at least 1."""
-    magnitudes = tau.abs().flatten()
-    keep = max(1, int(density * magnitudes.numel()))
-    return magnitudes.kthvalue(magnitudes.numel() - keep + 1).values.item() if len(magnitudes) else 0.0
-
-
-def global_cut(blocks: Callable[[], Iterator[Tensor]], density: float) -> float:
-    """The magnitude of the k-th largest entry of many tensors, in two counting passes over them."""
-    (cut,) = cuts_of(lambda: ((block,) for block in blocks()), (density,))
-    return cut
-
-
-def cuts_of(
-    blocks: Callable[[], Iterator[Iterable[Tensor]]], densities: Sequence[float]
-) -> tuple[float, ...]:
-    """The cut of each expert over all its tensors; a block has one tensor of every expert.
-
-    Non-negative floats sort like their bits read as integers, so the upper half of the k-th largest
-    pattern is found by counting upper halves, and the lower half by counting within that upper half.
-    """
-    found = []
-    for upper, density in zip(_count(blocks(), len(densities)), densities, strict=True):
-        keep = max(1, int(density * int(upper.sum())))
-        high, above = _kth_from_top(upper, keep)
-        found.append((high, keep - above))
-    highs = [high for high, _ in found]
-    lows = [
-        _kth_from_top(lower, rest)[0]
-        for lower, (_, rest) in zip(_count(blocks(), len(densities), highs), found, strict=True)
-    ]
-    patterns = [high << 16 | low for high, low in zip(highs, lows, strict=True)]
-    return tuple(torch.tensor(patterns, dtype=torch.int32).view(torch.float32).tolist())
-
-
-def _count(
-    blocks: Iterator[Iterable[Tensor]], n_experts: int, highs: Sequence[int] | None = None
-) -> list[Tensor]:
-    """By expert, how often every upper half of the bits occurs, or with `highs` every lower half below it."""
-    counts = [torch.zeros(1 << 16, dtype=torch.int64) for _ in range(n_experts)]
-    for block in blocks:
-        for i, (count, tensor) in enumerate(zip(counts, block, strict=True)):
-            bits = tensor.abs().to("cpu", torch.float32).flatten().view(torch.int32)
-            half = bits >> 16 if highs is None else bits[bits >> 16 == highs[i]] & 0xFFFF
-            count += torch.bincount(half, minlength=1 << 16)
-    return counts
-
-
-def _kth_from_top(counts: Tensor, k: int) -> tuple[int, int]:
-    """The bin with the k-th largest value, and the number of values in the bins above it."""
-    from_top = counts.flip(0).cumsum(0)
-    position = int(torch.searchsorted(from_top, k))
-    above = int(from_top[position - 1]) if position else 0
-    return len(counts) - 1 - position, above
 
 
 def every_tau(updates: Updates) -> Iterator[Tensor]:
@@ -181,6 +111,7 @@ def global_cuts(
 
 TIES = Baseline(
     ties,
+    by_rows=True,
     prepare=global_cuts,
     presets={"TIES": {}},
     mergebench={"MergeBench TIES": {"density": 0.3, "scale": 0.4, "combine": "sum"}},

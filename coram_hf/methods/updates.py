@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from coram_hf.config import Weighing
 from coram_hf.geometry.merge import update_dtype
 from coram_hf.geometry.slices import as_rows, row_blocks, scratch
+
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Updates:
     factors: the balance factors f_i, negative for an expert with a negative weight.
     name: the tensor's name, which seeds methods that draw random numbers.
     prepared: the result of the method's preparation over all tensors.
+    whole: those of the whole tensor, if these are of some of its rows; known: what was found there by `once`.
     """
 
     base: Tensor
@@ -31,6 +34,8 @@ class Updates:
     name: str = ""
     given: tuple[float, ...] | None = None
     prepared: Any = None
+    whole: Updates | None = None
+    known: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     @classmethod
     def weighed(
@@ -49,11 +54,11 @@ class Updates:
     def of(cls, deltas: Sequence[Tensor], like: Updates) -> Updates:
         """Updates from given differences, with everything else taken from `like`."""
         origin = deltas[0].new_zeros(()).expand(deltas[0].shape)
-        return replace(like, base=origin, experts=deltas, factors=(1.0,) * len(deltas))
+        return replace(like, base=origin, experts=deltas, factors=(1.0,) * len(deltas), whole=None)
 
     def transposed(self) -> Updates:
         """These updates with rows and columns exchanged."""
-        return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts])
+        return replace(self, base=self.base.mT, experts=[expert.mT for expert in self.experts], whole=None)
 
     def on(self, device: torch.device | None) -> Updates:
         """These updates on a device; None: where the base is."""
@@ -63,7 +68,15 @@ class Updates:
     def part(self, rows: slice) -> Updates:
         """These updates restricted to some rows of `as_rows`."""
         base, *experts = (as_rows(t)[rows] for t in (self.base, *self.experts))
-        return replace(self, base=base, experts=experts)
+        return replace(self, base=base, experts=experts, whole=self.whole or self)
+
+    def once(self, key: str, find: Callable[[Updates], Known]) -> Known:
+        """What a method must know of the whole tensor, found when its first rows are merged."""
+        whole = self.whole or self
+        if key not in whole.known:
+            whole.known[key] = find(whole)
+        found: Known = whole.known[key]
+        return found
 
     def __len__(self) -> int:
         return len(self.experts)
@@ -99,6 +112,22 @@ class Updates:
             base = self._loaded("base", self.base, rows)
             taus = [self._loaded(f"tau {i}", t, rows).sub_(base) for i, t in enumerate(self.experts)]
             yield rows, [t if f == 1 else t.mul_(f) for t, f in zip(taus, self.factors, strict=True)]
+
+    def sum(self, weights: Sequence[float]) -> Tensor:
+        """sum w_i tau_i as rows, with one expert at a time in reused memory."""
+        out = self.empty()
+        for rows in row_blocks(self.base):
+            base = self._loaded("base", self.base, rows)
+            for i, (tensor, weight, factor) in enumerate(
+                zip(self.experts, weights, self.factors, strict=True)
+            ):
+                tau = self._loaded("tau", tensor, rows).sub_(base)
+                tau = tau if factor == 1 else tau.mul_(factor)
+                if i == 0:
+                    torch.mul(tau, weight, out=out[rows])
+                else:
+                    out[rows].add_(tau, alpha=weight)
+        return out
 
     def _loaded(self, use: str, tensor: Tensor, rows: slice) -> Tensor:
         some = as_rows(tensor)[rows]

@@ -18,6 +18,7 @@ from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Work
 from coram_hf.methods.record import Record
 from coram_hf.outputs.files import sync_path
+from coram_hf.outputs.hashing import FollowingHash, following
 from coram_hf.outputs.layout import Layout
 from coram_hf.outputs.pages import forget
 from coram_hf.outputs.place import FileTensor, InMemory, Output, Place, write_at
@@ -33,7 +34,8 @@ SYNC_BYTES = 64 * 2**20
 class FolderSink:
     """The files of one process, created at full length and filled in any order.
 
-    Rows leave the page cache once they are on the disk. Updates are kept in a spool until lambda is known.
+    Rows leave the page cache once they are on the disk and, from `expect` on, hashed. Updates are kept in a
+    spool until lambda is known.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class FolderSink:
         self._first, self._targets, self._spool = parameters, targets, spool
         self._files: dict[str, FileIO] = {}
         self._mapped: dict[str, Tensor] = {}
+        self._hashes: dict[str, FollowingHash] = {}
 
     def __enter__(self) -> FolderSink:
         """Open the files, at full length and with their headers."""
@@ -65,6 +68,15 @@ class FolderSink:
         for file in self._files.values():
             file.close()
         self._mapped.clear()
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Hash the files while the named parameters, and nothing else, are written to them."""
+        likes = {name: self._layout.like(name) for name in names}
+        self._hashes = following(self._files, self._layout, list(self._layout.to_disk(likes)))
+
+    def hashes(self) -> dict[str, dict[str, int | str]]:
+        """Size and sha256 of the files that were complete at the last `sync`."""
+        return {name: found for name, it in self._hashes.items() if (found := it.found()) is not None}
 
     def place(self, name: str) -> Place:
         """Where a parameter goes."""
@@ -108,12 +120,20 @@ class FolderSink:
             if not self._is_mapped(file, tensor):
                 self._copy(tensor, name)
             written += tensor.nbytes
+        complete = self._layout.to_disk({name: self._layout.like(name) for name in outputs})
+        for following_hash in self._hashes.values():
+            following_hash.complete(complete)
         return written
 
     def sync(self) -> None:
         """Wait until everything written is on the disk."""
-        for file in self._files.values():
-            _flush(file)
+        for name, file in self._files.items():
+            os.fsync(file.fileno())
+            if name in self._hashes:
+                self._hashes[name].follow()
+                forget(file.fileno(), 0, self._hashes[name].done)
+            else:
+                forget(file.fileno())
 
     def _copy(self, tensor: Tensor, disk: str) -> None:
         """Write a tensor a few rows at a time, waiting for the disk in between."""

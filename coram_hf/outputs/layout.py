@@ -113,6 +113,11 @@ class Layout:
         """The files that a process writes."""
         return sorted({place.file for disk, place in self.places.items() if self._owner[disk] == rank})
 
+    def position(self, unit: Unit) -> tuple[str, int]:
+        """Where the first tensor of a unit is on disk."""
+        disk = self.to_disk({name: self._like[name] for name in unit})
+        return min((self.places[name].file, self.places[name].offset) for name in disk)
+
     def index(self) -> dict[str, Any] | None:
         """The content of model.safetensors.index.json, or None for a single file."""
         if len(self.headers) < 2:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -16,7 +15,7 @@ from coram_hf.config import AdapterOptions
 from coram_hf.errors import CoramError
 from coram_hf.geometry import squared_norm
 from coram_hf.inputs.inputs import Parameter
-from coram_hf.inputs.internals.adapters import KEY_PREFIX
+from coram_hf.inputs.internals.marks import KEY_PREFIX
 from coram_hf.inputs.weights import Target, Weights
 from coram_hf.methods.protocol import Block, Work
 from coram_hf.methods.record import Record
@@ -73,6 +72,8 @@ class LoraAdapter:
 
     def save(self, folder: Path) -> None:
         """Write adapter_model.safetensors and adapter_config.json."""
+        from peft import LoraConfig
+
         kept = {module: self.kept[module] for module in sorted(self.kept)}
         if not kept:
             raise CoramError("the merged update is zero: there is nothing for an adapter to store")

@@ -222,7 +222,9 @@ def write_rows(out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, 
     The update is first rounded as a kept one is: to float64 for float64 weights, else to float32.
     """
     total = scratch("total", update.numel(), torch.float64).view(update.shape)
-    kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
+    kept = update
+    if update.dtype != update_dtype(base):
+        kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
     moved = lam**2 * _square(kept)
     total.copy_(base[rows]).add_(kept, alpha=lam)
     rounded = out.put(rows, total)

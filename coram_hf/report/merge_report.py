@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -265,12 +266,22 @@ class MergeReport(Shown):
         )
 
 
-def file_hashes(folder: Path, *, keep_cached: bool = True) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of every weight file in a folder; `keep_cached=False` frees their page cache."""
+def file_hashes(
+    folder: Path, known: Mapping[str, dict[str, Any]] | None = None, *, keep_cached: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of every weight file in a folder, unless they are known already.
+
+    `keep_cached=False` frees the page cache of the files.
+    """
     paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    found = dict(known or {})
+    others = [path for path in paths if path.name not in found]
     with ThreadPoolExecutor() as pool:
-        hashes = list(pool.map(partial(_sha256, keep_cached=keep_cached), paths))
-    return {p.name: {"size": p.stat().st_size, "sha256": h} for p, h in zip(paths, hashes, strict=True)}
+        for path, digest in zip(
+            others, pool.map(partial(_sha256, keep_cached=keep_cached), others), strict=True
+        ):
+            found[path.name] = {"size": path.stat().st_size, "sha256": digest}
+    return {path.name: found[path.name] for path in paths}
 
 
 def _sha256(path: Path, keep_cached: bool) -> str:

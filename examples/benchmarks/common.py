@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -81,6 +82,39 @@ def a_core_each(run: Callable[[Any], object], items: Sequence[Any]) -> float:
     for _ in in_threads(run, items, len(items)):
         pass
     return time.perf_counter() - started
+
+
+def beside_python(name: str, python: str = sys.executable) -> str:
+    """A command that is installed beside an interpreter."""
+    return str(Path(python).parent / name)
+
+
+def run_command(*words: str, keep_output: bool = False) -> dict[str, Any]:
+    """Run a command as a shell does, and measure it: seconds, processor seconds, and bytes to and from disks.
+
+    peak: the largest RssAnon that was seen. output: what it printed, if it is kept.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        started, peak = time.perf_counter(), 0
+        child = subprocess.Popen(words, stdout=output if keep_output else subprocess.DEVNULL, stderr=errors)
+        try:
+            while (ended := os.wait4(child.pid, os.WNOHANG))[0] == 0:
+                status = Path(f"/proc/{child.pid}/status").read_text()
+                peak = max([peak, *(int(part.split()[0]) * 1024 for part in status.split("RssAnon:")[1:])])
+                time.sleep(0.01)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        seconds, (_, code, used) = time.perf_counter() - started, ended
+        child.returncode = os.waitstatus_to_exitcode(code)
+        if child.returncode:
+            errors.seek(0)
+            raise SystemExit(f"{' '.join(words)}\n{errors.read().decode()}")
+        output.seek(0)
+        found = {"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "peak": peak}
+        found |= {"read": 512 * used.ru_inblock, "written": 512 * used.ru_oublock}
+        return {**found, "output": output.read().decode()} if keep_output else found
 
 
 def _read_bytes() -> int:

@@ -1,10 +1,15 @@
 """Predict what merging the paper's four suites takes on this machine, beside what the paper reports.
 
     python examples/benchmarks/paper_scale.py [--folder DIR] [--read MB/s] [--write MB/s]
+    python examples/benchmarks/paper_scale.py --run T2 [--folder DIR] [--yes] [--scale 1]
 
 The models are built without weights. One matrix of every shape is merged with as many experts as the suite
 has, a thread a core, on random bf16 weights, and counts for all of that shape; the other tensors are measured
 by the rate of one. The disk under DIR is measured, unless its rates are given. Nothing is downloaded.
+
+With `--run`, the checkpoints of one suite are made under DIR with random weights (39 GB for T2, in bf16),
+merged by commands from the shell beside `cat` and mergekit's linear average, and removed. Every run reads its
+inputs from the disk. `--scale 0.1` makes a tenth of the layers and of the vocabulary.
 """
 
 from __future__ import annotations
@@ -160,7 +165,7 @@ def predict(suite: Suite, read: float, write: float, threads: int) -> tuple[Fore
         computing=computing,
         reading=(1 + suite.experts) * size / read,
         writing=size / write,
-        hashing=size / HASH_RATE,
+        hashing=size / HASH_RATE / threads,
     )
     return forecast, size
 
@@ -175,12 +180,34 @@ def disk_rates(folder: Path) -> tuple[float, float]:
         return read_rate(Path(file.name)), write
 
 
+def really(name: str, folder: Path, scale: float, agreed: bool) -> None:
+    """Merge one suite for real, and print what that took beside the forecast and the paper."""
+    from paper_run import run, table
+
+    suite = SUITES[name]
+    text = suite.model.get_text_config()
+    text.num_hidden_layers = max(1, round(scale * text.num_hidden_layers))
+    text.vocab_size = max(1, round(scale * text.vocab_size))
+    found = run(name, without_weights(suite.model), suite.experts, folder, agreed)
+    print(
+        f"{machine()}; {name}, {suite.base}, {suite.experts} experts, {found['bytes'] / 1e9:.1f} GB in bf16\n"
+    )
+    print(table(found, GPU_HOURS, suite.caches))
+    print("\n" + json.dumps(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--read", type=float, help="MB a second")
     parser.add_argument("--write", type=float, help="MB a second")
+    parser.add_argument("--run", choices=list(SUITES), help="really merge this suite")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the layers and the vocabulary")
+    parser.add_argument("--yes", action="store_true", help="write to the disk without asking")
     options = parser.parse_args()
+    if options.run:
+        really(options.run, options.folder, options.scale, options.yes)
+        return
     threads = thread_count(torch.device("cpu"))
     read, write = disk_rates(options.folder)
     read = read if options.read is None else 1e6 * options.read

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.command import coram_hf
 from helpers.folders import on_disk
-from helpers.models import fine_tuned, tiny_llama, tiny_tokenizer
+from helpers.models import fine_tuned, tiny_llama
 from helpers.paths import ROOT
 
 import coram_hf as package
@@ -179,15 +179,28 @@ def test_every_command_has_the_switches():
         assert "--verbose" in helped, name
 
 
-def test_other_libraries_are_quiet_at_the_start(suite, tmp_path):
-    """In a process of its own, as imports speak only once."""
-    adapter = tmp_path / "tokenizer"
-    tiny_tokenizer().save_pretrained(adapter)
+COUNTED = """
+import gc, sys
+from coram_hf.cli import main
+try:
+    main()
+finally:
+    print(gc.isenabled(), *sys.modules)
+"""
+"""The command line, which then tells whether garbage is collected, and what was imported."""
+
+
+def test_a_merge_starts_quietly_and_imports_no_more_than_it_needs(suite, tmp_path):
+    """In a process of its own, as imports speak only once: of full checkpoints, so without PEFT."""
     words = ["merge", suite.base, *suite.experts.values(), "-o", tmp_path / "out", "--line", "full.ta"]
     run = subprocess.run(
-        [sys.executable, "-m", "coram_hf", *map(str, words)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", COUNTED, *map(str, words)], capture_output=True, text=True, check=True
     )
     assert run.stderr == ""
+    collects, *imported = run.stdout.splitlines()[-1].split()
+    assert collects == "True"
+    assert "transformers" in imported
+    assert not {"peft", "bitsandbytes", "datasets", "gradio"} & set(imported)
 
 
 @pytest.mark.parametrize(("volume", "heard"), [(Volume(), False), (Volume(verbose=True), True)])

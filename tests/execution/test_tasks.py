@@ -88,7 +88,7 @@ def test_scratch_is_one_for_each_thread_and_use():
 
 
 def test_the_longest_of_computing_reading_and_writing_counts():
-    assert Forecast(computing=3.0, reading=5.0, writing=4.0, hashing=1.5).seconds == 7.0
+    assert Forecast(computing=3.0, reading=5.0, writing=4.0, hashing=2.5).seconds == 6.0
     assert Forecast(computing=9.0, reading=5.0, writing=4.0, hashing=0.0, opening=2.0).seconds == 11.5
 
 

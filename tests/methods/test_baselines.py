@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import baseline_reference as reference
+from helpers.architectures import ARCHITECTURES
 from helpers.matrices import tensors
 from helpers.models import fine_tuned, snapshot, tiny_llama
 
 from coram_hf import CoramConfig, CoramError, CoramMerger
-from coram_hf.baselines import METHODS, PRESETS, merge, merge_tensor
+from coram_hf.baselines import METHODS, PRESETS, merge, merge_tensor, open_merger
 from coram_hf.methods.ace import is_uneven
 from coram_hf.methods.orthomerge import cayley, inverse_cayley, procrustes
 
@@ -295,8 +296,20 @@ def test_large_tensors_are_trimmed_like_small_ones(monkeypatch):
     w0, experts = problem((300, 40))
     base, *others = tensors([w0, *experts], torch.float32)
     small = merge_tensor(base, others, "ties")
-    monkeypatch.setattr("coram_hf.methods.ties.LARGE", 100)
+    monkeypatch.setattr("coram_hf.methods.cuts.SMALL", 100)
     assert torch.equal(merge_tensor(base, others, "ties"), small)
+
+
+@pytest.mark.parametrize("architecture", ["Mixtral", "GPT-2", "GPT-OSS"])
+def test_every_matrix_of_a_stack_has_its_own_cut(architecture):
+    base = ARCHITECTURES[architecture].build()
+    merger = open_merger(
+        base, [fine_tuned(base, 0.02 * (i + 1), seed=i) for i in range(2)], "ties", progress=False
+    )
+    found, targets = merger.merge().model.state_dict(), merger.inputs.targets
+    for name, target in targets.items():
+        for i, (_, w0, experts) in enumerate(merger.inputs.parameter(name).matrices()):
+            assert torch.equal(target.matrices(found[name])[i], merge_tensor(w0, experts, "ties"))
 
 
 @pytest.mark.parametrize("method", METHODS)

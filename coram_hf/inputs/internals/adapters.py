@@ -17,10 +17,6 @@ from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-KEY_PREFIX = "base_model.model."
-"""The prefix of module names in PEFT's adapter files."""
-
-
 # peft: wrapped layers
 
 

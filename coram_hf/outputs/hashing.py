@@ -1,0 +1,52 @@
+"""Hashes of files that are filled in any order, taken while they are still in the page cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Mapping
+from io import FileIO
+
+from coram_hf.outputs.layout import Layout
+
+BLOCK = 2**22
+
+
+class FollowingHash:
+    """sha256 of a file, from its start up to the first tensor that is still to be written."""
+
+    def __init__(self, file: FileIO, size: int, pending: Mapping[str, int]) -> None:
+        """`pending`: the offsets of the tensors that are still to be written."""
+        self._file, self._size, self._pending = file, size, dict(pending)
+        self._digest, self.done = hashlib.sha256(), 0
+
+    def complete(self, names: Iterable[str]) -> None:
+        """Note tensors that are written."""
+        for name in names:
+            self._pending.pop(name, None)
+
+    def follow(self) -> None:
+        """Hash what has been completed."""
+        end = min(self._pending.values(), default=self._size)
+        while self.done < end and (
+            block := os.pread(self._file.fileno(), min(BLOCK, end - self.done), self.done)
+        ):
+            self._digest.update(block)
+            self.done += len(block)
+
+    def found(self) -> dict[str, int | str] | None:
+        """Size and sha256 of the whole file; None before it is complete."""
+        if self.done < self._size:
+            return None
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+
+def following(
+    files: Mapping[str, FileIO], layout: Layout, pending: Collection[str]
+) -> dict[str, FollowingHash]:
+    """A hash of every file, of which the named tensors are still to be written."""
+    offsets: dict[str, dict[str, int]] = {file: {} for file in files}
+    for name in pending:
+        place = layout.places[name]
+        offsets[place.file][name] = place.offset
+    return {name: FollowingHash(file, layout.sizes[name], offsets[name]) for name, file in files.items()}
