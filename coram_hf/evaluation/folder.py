@@ -23,8 +23,8 @@ from coram_hf.evaluation.tasks import TaskSource, open_tasks
 from coram_hf.execution.device import compute_device
 from coram_hf.hub.model_index import with_results
 from coram_hf.outputs.files import write_whole
+from coram_hf.outputs.hashing import file_hashes
 from coram_hf.report.eval_results import EvalResults, Result
-from coram_hf.report.merge_report import file_hashes
 
 
 def evaluate_folder(

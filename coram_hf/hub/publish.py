@@ -14,11 +14,11 @@ from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
 from coram_hf.hub.recipe import RECIPE_NAME, recipe_text
 from coram_hf.hub.usage import companions_in
 from coram_hf.outputs.files import write_whole
+from coram_hf.outputs.hashing import file_hashes
 from coram_hf.report import MergeReport
 from coram_hf.report.calibration import Calibration
 from coram_hf.report.eval_results import EVAL_NAME, EvalResults
 from coram_hf.report.figures import draw_calibration, draw_updates
-from coram_hf.report.merge_report import file_hashes
 
 
 def publish_report(

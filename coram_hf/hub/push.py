@@ -16,10 +16,11 @@ from coram_hf.errors import CoramError
 from coram_hf.hub.card import CARD, edited_card, renew_card, write_card
 from coram_hf.hub.recipe import recipe_text
 from coram_hf.hub.upload import ADAPTER_CONFIG, LARGE, Size, upload, without_local_paths
+from coram_hf.outputs.hashing import file_hashes
 from coram_hf.outputs.heads import FOLDER as HEADS
 from coram_hf.report import MergeReport
 from coram_hf.report.eval_results import EVAL_NAME
-from coram_hf.report.merge_report import REPORT_NAME, file_hashes
+from coram_hf.report.merge_report import REPORT_NAME
 
 PUSH_OPTIONS = ("private", "revision", "commit_message", "create_pr", "token")
 STALE = [

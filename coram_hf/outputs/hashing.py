@@ -1,13 +1,18 @@
-"""Hashes of files that are filled in any order, taken while they are still in the page cache."""
+"""Hashes of weight files: while they are filled in any order, or of a whole folder."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import FileIO
+from pathlib import Path
+from typing import Any
 
 from coram_hf.outputs.layout import Layout
+from coram_hf.outputs.pages import forget
 
 BLOCK = 2**22
 
@@ -50,3 +55,31 @@ def following(
         place = layout.places[name]
         offsets[place.file][name] = place.offset
     return {name: FollowingHash(file, layout.sizes[name], offsets[name]) for name, file in files.items()}
+
+
+def file_hashes(
+    folder: Path, known: Mapping[str, dict[str, Any]] | None = None, *, keep_cached: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of every weight file in a folder, unless they are known already.
+
+    `keep_cached=False` frees the page cache of the files.
+    """
+    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    found = dict(known or {})
+    others = [path for path in paths if path.name not in found]
+    with ThreadPoolExecutor() as pool:
+        for path, digest in zip(
+            others, pool.map(partial(_sha256, keep_cached=keep_cached), others), strict=True
+        ):
+            found[path.name] = {"size": path.stat().st_size, "sha256": digest}
+    return {path.name: found[path.name] for path in paths}
+
+
+def _sha256(path: Path, keep_cached: bool) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            if not keep_cached:
+                forget(file.fileno(), 0, file.tell())
+    return digest.hexdigest()

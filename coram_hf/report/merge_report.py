@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -264,36 +260,6 @@ class MergeReport(Shown):
             ),
             self.warnings,
         )
-
-
-def file_hashes(
-    folder: Path, known: Mapping[str, dict[str, Any]] | None = None, *, keep_cached: bool = True
-) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of every weight file in a folder, unless they are known already.
-
-    `keep_cached=False` frees the page cache of the files.
-    """
-    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    found = dict(known or {})
-    others = [path for path in paths if path.name not in found]
-    with ThreadPoolExecutor() as pool:
-        for path, digest in zip(
-            others, pool.map(partial(_sha256, keep_cached=keep_cached), others), strict=True
-        ):
-            found[path.name] = {"size": path.stat().st_size, "sha256": digest}
-    return {path.name: found[path.name] for path in paths}
-
-
-def _sha256(path: Path, keep_cached: bool) -> str:
-    from coram_hf.outputs.pages import forget
-
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(2**22):
-            digest.update(block)
-            if not keep_cached:
-                forget(file.fileno(), 0, file.tell())
-    return digest.hexdigest()
 
 
 def library_versions() -> dict[str, str]:
