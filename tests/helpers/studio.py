@@ -50,6 +50,14 @@ class Walk:
         self.browser.press("Enter", 13)
         self.browser.run("document.activeElement.blur()")
 
+    def load_demo(self):
+        """Click until the page, which may still be coming alive, has asked the server for the demo."""
+        while not any("/queue/join" in request for request in self.browser.requests):
+            self.browser.click("#demo")
+            time.sleep(0.5)
+            self.text("#progress")
+        self.seen("#progress", "Five adapters")
+
     def inspect(self):
         self.browser.click("#inspect")
         return self.seen("#plan", "dispersion D")

@@ -17,6 +17,7 @@ from coram_hf.report.diagnostic_figures import FIGURES, draw_figures
 from coram_hf.report.diagnostics import SECTIONS, diagnose
 from coram_hf.report.page import SECTIONS as PARTS
 from coram_hf.report.page import render_page
+from coram_hf.report.verdict import verdict
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
@@ -195,6 +196,7 @@ def test_the_command_writes_page_numbers_and_figures(folders, tmp_path):
     assert set(numbers["branches"]["lr"]) == {"norm_ratio", "relative", "cosine"}
     assert list(numbers["retention"]) == ["code", "two"]
     assert numbers["models"]["experts"] == ["math", "coder"]
+    assert verdict(numbers["dispersion"])[:40] in run.stdout
     assert set(numbers["audit"]["condition"]) == {"contiguous", "mean"}
     assert len(list((tmp_path / "figures").glob("*.png"))) == len(FIGURES)
     assert not list(tmp_path.rglob(".*"))
