@@ -25,6 +25,7 @@ from coram_hf.calibration.fit import hold_back
 from coram_hf.calibration.surrogate import Surrogate
 from coram_hf.calibration.teachers import greedy
 from coram_hf.config import CalibrationConfig
+from coram_hf.hub.calibration import calibration_text
 
 PROMPTS = {
     "math": ["1+1=", "2+2=?", "3-1", "what is 4", "7"],
@@ -213,14 +214,17 @@ def test_a_calibrated_merge_is_nearer_to_its_experts_and_repeats_from_its_report
     assert_same_tensors(tmp_path / "first", tmp_path / "again")
 
 
-def test_factors_are_fitted_where_lambda_alone_does_not_do():
-    """Two experts of very uneven sizes, both of which the merge could keep: each changes other layers."""
+def apart():
+    """Two experts of very uneven sizes, both of which a merge could keep: each changes other layers."""
     base = models()[0]
-    experts = {
+    return base, {
         "math": fine_tuned(base, 0.5, 0, "layers.0.mlp"),
         "code": fine_tuned(base, 0.02, 1, "layers.2.mlp"),
     }
-    result = merger(base, experts, "full").merge()
+
+
+def test_factors_are_fitted_where_lambda_alone_does_not_do():
+    result = merger(*apart(), "full").merge()
     found = {
         granularity: result.calibrate(PROMPTS, granularity=granularity, answer_tokens=5, progress=False)
         for granularity in ("lambda", "expert")
@@ -233,19 +237,15 @@ def test_factors_are_fitted_where_lambda_alone_does_not_do():
 
 @pytest.mark.parametrize(("count", "finest"), [(7, "group"), (8, "layer")])
 def test_layers_are_fitted_from_eight_answers_per_expert_on(count, finest):
-    base = models()[0]
-    experts = {
-        "math": fine_tuned(base, 0.5, 0, "layers.0.mlp"),
-        "code": fine_tuned(base, 0.02, 1, "layers.2.mlp"),
-    }
-    result = merger(base, experts, "full").merge()
+    result = merger(*apart(), "full").merge()
     prompts = {
         "math": [f"{i}+{i}=" for i in range(count)],
         "code": [f"{name} = " for name in "abcdefghi"],
     }
     options = {"granularity": "layer", "answer_tokens": 4, "progress": False}
-    found = result.calibrate(prompts, **options).report.calibration
-    assert (found["requested"], found["granularity"]) == ("layer", finest)
+    report = result.calibrate(prompts, **options).report
+    assert (report.calibration["requested"], report.calibration["granularity"]) == ("layer", finest)
+    assert ("(layer needs more prompts)" in calibration_text(report)) == (finest == "group")
 
 
 def test_the_same_prompts_give_the_same_merge(full):
