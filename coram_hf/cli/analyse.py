@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coram_hf.cli.summary import conclude_markdown
+from coram_hf.cli.summary import conclude_measured
 
 
 def analyse(
@@ -35,4 +34,4 @@ def analyse(
     from coram_hf.evaluation.analyse import analyse as run
 
     found = run(sweeps, thresholds=threshold or THRESHOLDS, lines=line or PREFERRED, output=output)
-    conclude_markdown(html.unescape(str(found)), found.to_dict(), output)
+    conclude_measured("Analysis", found, found.to_dict(), output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +22,7 @@ from coram_hf.cli.shared import (
     split_tasks,
     with_shared_options,
 )
-from coram_hf.cli.summary import conclude_markdown
+from coram_hf.cli.summary import conclude_measured
 
 InDomain = Annotated[
     list[str] | None,
@@ -88,4 +87,4 @@ def compare(
         )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    conclude_markdown(html.unescape(str(found)), found.to_dict(), output)
+    conclude_measured("Comparison", found, found.to_dict(), output)

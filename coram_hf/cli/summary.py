@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from coram_hf.cli.voice import VOLUME
 from coram_hf.report.tables import Shown, Table, print_tables
@@ -28,18 +30,28 @@ def conclude_shown(thing: Shown, data: Any) -> None:
         print_tables(found.tables(), found.warnings)
 
 
-def conclude_markdown(text: str, data: Any, folder: object = None) -> None:
-    """Print tables in Markdown, drawn on a terminal and plain in a pipe, or with `--json` their data."""
-    if VOLUME.get().json:
-        print_json(data)
-        return
+class Measured(Protocol):
+    """Scores: their tables in Markdown, and the facts in short."""
+
+    def __str__(self) -> str: ...
+
+    def summary(self) -> dict[str, Any]: ...
+
+
+def conclude_measured(title: str, found: Measured, data: Any, folder: Path | None) -> None:
+    """Print one table of facts, after all the tables unless a folder has them; or with `--json` the data."""
+    if folder is None and not VOLUME.get().json:
+        print_markdown(html.unescape(str(found)))
+    conclude(facts(title, {**found.summary(), "written to": folder}), data)
+
+
+def print_markdown(text: str) -> None:
+    """Print Markdown, drawn on a terminal and plain in a pipe."""
     from rich.console import Console
     from rich.markdown import Markdown
 
     console = Console()
     console.print(Markdown(text)) if console.is_terminal else print(text)
-    if folder is not None:
-        print(f"written to {folder}")
 
 
 def facts(title: str, rows: Mapping[str, Any]) -> Table:

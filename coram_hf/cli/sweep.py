@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from coram_hf.cli.shared import (
     split_tasks,
     with_shared_options,
 )
-from coram_hf.cli.summary import conclude_markdown
+from coram_hf.cli.summary import conclude_measured
 from coram_hf.errors import CoramError
 from coram_hf.methods.registry import usual_names
 
@@ -62,7 +61,6 @@ def sweep(
     """
     from coram_hf.evaluation.ablation import run_ablation
     from coram_hf.evaluation.bench import read_baselines
-    from coram_hf.evaluation.cost import cost_table
     from coram_hf.evaluation.sweep import run_sweep
 
     recipe, configs, own = read_lines(given, line, slice_height)
@@ -88,5 +86,4 @@ def sweep(
         )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    text = f"{found}\n{cost_table(found.cost)}"
-    conclude_markdown(html.unescape(text), {**found.to_dict(), "cost": found.cost}, output)
+    conclude_measured("Ablation" if grid else "Sweep", found, {**found.to_dict(), "cost": found.cost}, output)

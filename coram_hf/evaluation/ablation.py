@@ -14,6 +14,7 @@ from coram_hf.config import CoramConfig
 from coram_hf.evaluation.across import SweptLine
 from coram_hf.evaluation.analysis import CELLS, components
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.conclusions import conclusions
 from coram_hf.evaluation.cost import cost_of, write_cost
 from coram_hf.evaluation.figure import draw_ablation
 from coram_hf.evaluation.grids import changed, expand
@@ -62,6 +63,10 @@ class Ablation:
             "components": {cell: best._asdict() for cell, best in self._components().items()},
             "has_residual": self.has_residual,
         }
+
+    def summary(self) -> dict[str, Any]:
+        """The facts that the command ends with; averages are in percent."""
+        return conclusions(self.suite, self.lines, self.references, self.cost)
 
     def __str__(self) -> str:
         parts = ["## Lines at the rule's lambda", self._table()]

@@ -92,6 +92,24 @@ class Analysis:
             "one_configuration": [one._asdict() for one in one_configuration(self.suites)],
         }
 
+    def summary(self) -> dict[str, Any]:
+        """The facts that the command ends with; gaps are in percent."""
+        found: dict[str, Any] = {"suites": len(self.suites), "lines": sum(len(s.lines) for s in self.suites)}
+        swept = {suite.name: gaps(suite.lines, BOUND) for suite in self.swept()}
+        if swept:
+            name, worst = max(swept.items(), key=lambda item: item[1].largest)
+            mean_gap = sum(one.mean * one.lines for one in swept.values()) / found["lines"]
+            found["mean gap of the rule"] = percent(mean_gap)
+            found["largest gap of the rule"] = f"{percent(worst.largest)} ({worst.line}, {name})"
+            found[f"lines above {percent(BOUND)}"] = sum(one.above for one in swept.values())
+        for one in held_out(self.suites, self.threshold, self.preferred):
+            found[f"kappa without {one.suite}"] = f"{one.kappa:.3f}, gap {percent(one.gap)} ({one.line})"
+        everywhere = one_configuration(self.suites)
+        if everywhere:
+            behind = mean(everywhere[0].behind.values())
+            found["best line on all suites"] = f"{everywhere[0].line}, {percent(behind)} behind on average"
+        return found
+
     def __str__(self) -> str:
         parts = ["## kappa_opt against D", self._kappas(), "## kappa from the other suites", self._held_out()]
         parts += ["## Gap by threshold D_0", self._thresholds(), "## Gap of the rule by line", self._gaps()]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import Unpack
 
 from coram_hf.baselines import MERGEBENCH_PRESETS, METHODS, PAPER_PRESETS
 from coram_hf.config import CoramConfig
 from coram_hf.evaluation.bench import OF_ROTATIONS, Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.conclusions import conclusions
 from coram_hf.evaluation.intervals import DRAWS, difference
 from coram_hf.evaluation.memory import Memory
+from coram_hf.evaluation.rows import Difference, Row, largest
 from coram_hf.evaluation.scores import Line, Results, percent, plain
 from coram_hf.evaluation.seeds import repeat_sampled
 from coram_hf.evaluation.suite import Suite, mean_over, tasks_of, values_of
@@ -36,7 +39,6 @@ RIVALS = (
     *(name for name in usual_names() if not METHODS[name].presets and not METHODS[name].mergebench),
 )
 """The default baselines, with MergeBench's coefficients where it has some, as in the paper's tables."""
-NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,20 @@ class Comparison:
             "rows": {
                 row.name: dict(zip(self._header()[1:], row.values, strict=True)) for row in self._rows()
             },
-            "differences": [found._asdict() for found in self.differences()],
+            "differences": [found._asdict() for found in self.differences],
         }
+
+    def summary(self) -> dict[str, Any]:
+        """The facts that the command ends with: averages in percent, and the first line's differences."""
+        found = conclusions(self.suite, self.lines, {"base": self.base, **self.baselines}, {})
+        if self.experts:
+            specialists = self._specialists()
+            average = specialists.values[self._error - 1]
+            found[specialists.name] = None if average is None else percent(average)
+        for one in self.differences:
+            if one.row == self.lines[0].name:
+                found[f"{one.row} against {one.against}"] = "{} ({})".format(*one.points())
+        return found
 
     def outcomes(self) -> dict[str, dict[str, list[float]]]:
         """The outcome of every question, by row and task."""
@@ -85,6 +99,7 @@ class Comparison:
             for name, found in rows.items()
         }
 
+    @cached_property
     def differences(self) -> list[Difference]:
         """Every merge against the best rival, and every swept line's rule against its best lambda."""
         found = []
@@ -109,15 +124,12 @@ class Comparison:
         rows = self._rows()
         ahead = 1 + bool(self.experts)
         columns = range(len(rows[0].values))
-        bold = [
-            None if i == self._error else _largest(row.values[i] for row in rows[ahead:]) for i in columns
-        ]
+        bold = [None if i == self._error else largest(row.values[i] for row in rows[ahead:]) for i in columns]
         shown = [row.cells([None] * len(bold) if i < ahead else bold) for i, row in enumerate(rows)]
         parts = [table(self._header(), shown)]
-        differences = self.differences()
-        if differences:
+        if self.differences:
             header = ["row", "against", "difference of the averages", "95% interval"]
-            parts.append(table(header, [one.cells() for one in differences]))
+            parts.append(table(header, [one.cells() for one in self.differences]))
             parts.append(f"Paired bootstrap over questions, stratified by task, {DRAWS} draws.")
         seeds = self._seeds()
         return "\n\n".join([*parts, *([seeds] if seeds else [])]) + "\n"
@@ -134,14 +146,14 @@ class Comparison:
             header += [*(inline(domain.name) for domain in self.suite.outside), "out-of-domain average"]
         return header
 
-    def _rows(self) -> list[_Row]:
+    def _rows(self) -> list[Row]:
         rows = [self._row("base", self.base)]
         if self.experts:
             rows.append(self._specialists())
         rows += [self._row(name, found) for name, found in self.baselines.items()]
         return rows + [self._row(line.name, line.rule.results | line.beyond, line) for line in self.lines]
 
-    def _specialists(self) -> _Row:
+    def _specialists(self) -> Row:
         """Each domain's own expert; the best of any if the experts of some domains are not known."""
         inner = self.suite.inside
         if all(domain.expert in self.experts for domain in inner):
@@ -155,7 +167,7 @@ class Comparison:
 
     def _row(
         self, name: str, found: Results, line: Line | None = None, by_domain: dict[str, Results] | None = None
-    ) -> _Row:
+    ) -> Row:
         inner = self.suite.inside
         of = by_domain or {domain.name: found for domain in inner}
         inside: list[float | None] = [
@@ -176,7 +188,7 @@ class Comparison:
             beyond = [*(domain.score(values) for domain in outer), mean_over(outer, values)]
         best = line.best if line is not None and len(line.points) > 1 else None
         note = {} if best is None else {len(inside): f" (at {best.lam:.2f})"}
-        return _Row(inline(name), [*inside, None if best is None else best.average, *beyond], note)
+        return Row(inline(name), [*inside, None if best is None else best.average, *beyond], note)
 
     def _seeds(self) -> str:
         """The average under every seed, their mean and standard deviation; empty without repeated tasks."""
@@ -198,39 +210,6 @@ class Comparison:
             ]
             cells.append([inline(name), *map(percent, (*scores, fmean(scores), stdev(scores)))])
         return table(["average", *(f"seed {seed}" for seed in seeds), "mean", "s.d."], cells)
-
-
-class Difference(NamedTuple):
-    """How far one row's average is above another's, with a 95% interval."""
-
-    row: str
-    against: str
-    estimate: float
-    low: float
-    high: float
-
-    def cells(self) -> list[str]:
-        """The cells of its row, in points."""
-        bounds = f"{100 * self.low:+.2f} to {100 * self.high:+.2f}"
-        return [inline(self.row), inline(self.against), f"{100 * self.estimate:+.2f}", bounds]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row of numbers, None where one is missing, with notes by column."""
-
-    name: str
-    values: list[float | None]
-    notes: dict[int, str] = field(default_factory=dict)
-
-    def cells(self, bold: Sequence[float | None]) -> list[str]:
-        """The cells of the row, bold where a value equals that in `bold`."""
-        cells = [self.name]
-        for i, (value, best) in enumerate(zip(self.values, bold, strict=True)):
-            text = NONE if value is None else percent(value)
-            strong = value is not None and best is not None and text == percent(best)
-            cells.append((f"**{text}**" if strong else text) + self.notes.get(i, ""))
-        return cells
 
 
 def compare_methods(
@@ -294,7 +273,3 @@ def compare_methods(
         write_whole(folder / OUTCOMES, json.dumps(comparison.outcomes()) + "\n")
         write_whole(folder / JSON, json.dumps(comparison.to_dict(), indent=1) + "\n")
     return comparison
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)

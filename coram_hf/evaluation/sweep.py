@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from coram_hf.config import CoramConfig
 from coram_hf.errors import CoramError
 from coram_hf.evaluation.bench import Bench, check_lambdas, read_baselines, read_lines
+from coram_hf.evaluation.conclusions import conclusions
 from coram_hf.evaluation.cost import cost_of, write_cost
 from coram_hf.evaluation.figure import draw_sweep
 from coram_hf.evaluation.memory import Memory
@@ -58,6 +59,10 @@ class Sweep:
             "lines": [line.to_dict() for line in self.lines],
             "references": {name: plain(results) for name, results in self.references.items()},
         }
+
+    def summary(self) -> dict[str, Any]:
+        """The facts that the command ends with; averages are in percent."""
+        return conclusions(self.suite, self.lines, self.references, self.cost)
 
     def __str__(self) -> str:
         """The paper's rule-versus-optimum table, all points, and the references, in Markdown."""

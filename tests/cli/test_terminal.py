@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 from datasets import Dataset
-from helpers.command import coram_hf
+from helpers.command import coram_hf, summary
 from helpers.folders import on_disk
 from helpers.models import choice_task, tiny_tokenizer
 
@@ -64,6 +64,15 @@ def test_a_reader_gets_a_table_without_colours(name, suite, tmp_path, monkeypatc
     assert COLOUR not in run.stdout + run.stderr
     with pytest.raises(json.JSONDecodeError):
         json.loads(run.stdout)
+
+
+def test_a_comparison_without_a_folder_prints_its_tables_before_the_summary(suite, monkeypatch):
+    monkeypatch.chdir(suite)
+    printed = coram_hf(*WORDS["compare"].split()).stdout
+    assert (
+        0 <= printed.index("| method |") < printed.index("Paired bootstrap") < printed.index("\nComparison\n")
+    )
+    assert {"points scored", "base", "best baseline"} <= summary(printed).keys()
 
 
 def test_the_json_of_a_merge_is_its_report(suite, tmp_path):

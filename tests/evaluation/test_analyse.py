@@ -6,7 +6,7 @@ from collections import Counter
 from statistics import mean, median
 
 import pytest
-from helpers.command import coram_hf
+from helpers.command import coram_hf, summary
 from helpers.paths import ROOT
 
 from coram_hf.errors import CoramError
@@ -188,6 +188,18 @@ def test_the_command_prints_the_papers_components_and_refuses_other_files(tmp_pa
         "| CORAM-C+SS+RP | n/a | 43.48 `SS(ca+ave,variance).ties` | 63.52 `SS(nca,variance).ta` |" in printed
     )
     assert "1: 16, 1.1: 10, 1.2: 9, 1.25: 4, 1.3: 6" in printed
+    shown = summary(printed)
+    gap = {
+        (row["line"], suite): row["best"]["average"] - row["rule"]["average"]
+        for suite, content in RAW.items()
+        for row in content["lines"]
+    }
+    worst = max(gap, key=gap.get)
+    assert shown["lines"] == "238"
+    assert shown["mean gap of the rule"] == f"{mean(gap.values()):.2f}"
+    assert shown["largest gap of the rule"] == f"{gap[worst]:.2f} ({', '.join(worst)})"
+    assert shown["lines above 0.72"] == str(sum(value > 0.72 + 1e-9 for value in gap.values()))
+    assert "written to" not in shown
     (tmp_path / "sweep.json").write_text('{"tasks": []}')
     with pytest.raises(CoramError, match="neither a sweep"):
         read_suites([tmp_path])

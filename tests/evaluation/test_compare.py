@@ -5,7 +5,7 @@ import math
 
 import pytest
 from helpers.adapters import adapted
-from helpers.command import coram_hf
+from helpers.command import coram_hf, summary
 from helpers.suites import EXPERTS, accuracy, assembled, make_suite, sources, task_files
 from peft import OFTConfig
 from transformers import AutoModelForCausalLM
@@ -153,7 +153,15 @@ def test_what_was_scored_is_not_scored_again(suite, found, monkeypatch):
     ]  # fmt: skip
     run = coram_hf(*arguments)
     assert run.returncode == 0, run.stderr
-    assert str(found) in run.stdout
+    shown = summary(run.stdout)
+    rows = found.to_dict()["rows"]
+    rival = max(BASELINES, key=lambda name: rows[name]["average (rule)"])
+    assert shown["base"] == percent(rows["base"]["average (rule)"])
+    assert shown["best baseline"] == f"{percent(rows[rival]['average (rule)'])} ({rival})"
+    ahead = rows[LINES[0]]["average (rule)"] - rows[rival]["average (rule)"]
+    assert shown[f"{LINES[0]} against {rival}"].startswith(f"{100 * ahead:+.2f} (")
+    assert shown["task-specific FT"] == percent(rows["task-specific FT"]["average (rule)"])
+    assert shown["written to"] == str(suite / "out")
     assert {path.name: path.read_bytes() for path in (suite / "out").iterdir()} == before
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.command import coram_hf
+from helpers.command import coram_hf, summary
 from helpers.models import fine_tuned, snapshot, tiny_llama, tiny_tokenizer
 from helpers.paths import TESTS
 from helpers.suites import LAMBDAS, LINES, accuracy, assembled, make_suite, sources, sweep, task_files
@@ -454,7 +454,19 @@ def test_from_the_command_line(suite, whole, tmp_path):
     )  # fmt: skip
     run = coram_hf(*given, "-o", tmp_path / "out")
     assert run.returncode == 0, run.stderr
-    assert str(whole) in run.stdout
+    assert "| line" not in run.stdout, "the tables are in the folder"
+    shown = summary(run.stdout)
+    best = max(whole.lines, key=lambda line: line.best.average)
+    ruled = max(whole.lines, key=lambda line: line.rule.average)
+    assert shown["points scored"] == str(sum(len(line.points) for line in whole.lines))
+    assert shown["base"] == f"{100 * whole.reference_averages['base']:.2f}"
+    assert shown["best baseline"] == f"{100 * whole.reference_averages['ties']:.2f} (ties)"
+    assert shown["best at the rule's lambda"].startswith(
+        f"{100 * ruled.rule.average:.2f} ({ruled.name}, lambda 1.63"
+    )
+    assert shown["best at any lambda"].startswith(f"{100 * best.best.average:.2f} ({best.name}, lambda")
+    assert shown["the rule alone saves"].startswith(f"{len(best.points) * 2 - 2} evaluations, ")
+    assert shown["written to"] == str(tmp_path / "out")
     assert contents(tmp_path / "out") == contents(suite / "whole")
     heights = coram_hf(
         "sweep", suite / "base", suite / "math", suite / "code", "--lambda", "1,2", "--tasks", math_task,

@@ -1,6 +1,7 @@
 """The command line in this process."""
 
 import io
+import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
@@ -25,3 +26,9 @@ def coram_hf(*arguments, stdout=None):
         with pytest.raises(SystemExit) as stop:
             main()
     return Run(stop.value.code or 0, printed.getvalue(), stderr.getvalue())
+
+
+def summary(printed):
+    """The names and values of the table of facts that a command printed last."""
+    table = re.split(r"^\S.*$", printed, flags=re.M)[-1]
+    return dict(re.findall(r"^  (\S.*?) {2,}(\S.*?) *$", table, re.M))
