@@ -217,11 +217,13 @@ def write_update(out: Output, base: Tensor, update: Tensor, lam: float) -> Writt
 
 
 def write_rows(out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, lam: float) -> Written:
-    """Write some rows of W_0 + lambda * update, summed in float64 and rounded once.
+    """Write some rows of W_0 + lambda * update, summed in a wider dtype and rounded once.
 
+    The sum is in float32 if base and result have 16 bits, whose rounding is coarser by far, else in float64.
     The update is first rounded as a kept one is: to float64 for float64 weights, else to float32.
     """
-    total = scratch("total", update.numel(), torch.float64).view(update.shape)
+    short = max(base.dtype.itemsize, out.dtype.itemsize) <= 2
+    total = scratch("total", update.numel(), torch.float32 if short else torch.float64).view(update.shape)
     kept = update
     if update.dtype != update_dtype(base):
         kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)

@@ -62,6 +62,12 @@ class MergePlan(Shown):
         return {"target": self.targets, "residual": self.residual, "kept": self.kept}
 
     @property
+    def _amplitude(self) -> dict[str, float | None]:
+        """Kappa and lambda, unless the method has neither."""
+        found = {"kappa": self.kappa, "lambda": self.lam}
+        return found if any(value is not None for value in found.values()) else {}
+
+    @property
     def patterns(self) -> dict[str, int]:
         """The target names with layer numbers replaced by *, and how many targets each stands for."""
         found: dict[str, int] = {}
@@ -82,10 +88,9 @@ class MergePlan(Shown):
 
     def __str__(self) -> str:
         counts = self.parameter_counts
-        amplitude = f", kappa {_known(self.kappa)}, lambda {_known(self.lam)}"
-        amplified = self.kappa is not None or self.lam is not None
+        amplitude = "".join(f", {name} {_known(value)}" for name, value in self._amplitude.items())
         lines = [
-            f"{self.line}: D {self.dispersion:.3g}{amplitude if amplified else ''}",
+            f"{self.line}: D {self.dispersion:.3g}{amplitude}",
             *(
                 f"  {part}: {len(names)} tensors, {counts[part]:,} parameters"
                 for part, names in self._parts.items()
@@ -111,7 +116,7 @@ class MergePlan(Shown):
         }
         return Facts(
             f"Plan: {self.line}",
-            {"dispersion D": self.dispersion, "kappa": self.kappa, "lambda": self.lam, **parts}
+            {"dispersion D": self.dispersion, **self._amplitude, **parts}
             | kind_lines(self.kind_counts)
             | transplant_lines(self.transplants)
             | self.surroundings,
