@@ -16,7 +16,7 @@ FOLDER = ROOT / "examples" / "notebooks"
 REAL = {"merge_your_loras", "why_is_my_merge_bad"}
 """Notebooks on the demo's adapters, whose base is a package of its own."""
 LONG = "why_is_my_merge_bad"
-"""The notebook that merges, scores and calibrates a real model several times."""
+"""The notebook that merges three times, scores and calibrates a real model."""
 PUBLISHES = "bigger_than_memory"
 """The notebook that pushes its merge where it may."""
 
