@@ -11,16 +11,13 @@ from typing import Any, NamedTuple, cast
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from coram_hf.calibration import Calibrate
 from coram_hf.calibration.teachers import greedy
 from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.demo.base import MODEL_ID, build_base
 from coram_hf.evaluation.light import Score, score
 from coram_hf.evaluation.questions import Task, read_task
-from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.text import text_tokens
 from coram_hf.merger import CoramMerger, Merger
-from coram_hf.methods.coram import choose_coram
 from coram_hf.methods.registry import find_method
 from coram_hf.outputs.files import write_whole
 from coram_hf.report import MergeReport
@@ -28,6 +25,7 @@ from coram_hf.report.diagnostics import diagnose_inputs
 from coram_hf.report.page import render_page
 from coram_hf.report.tables import Table
 from coram_hf.report.text import readable
+from coram_hf.result import MergeResult
 
 SUITE = Path(__file__).parent
 EXPERTS = ("clock", "initials", "order", "sql", "triage")
@@ -102,7 +100,7 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     logger.info("merging %d adapters into %s", len(adapters), merged)
     merger = CoramMerger(base, adapters, CoramConfig.recommended(), progress=False)
     merger.check(merged, overwrite=_is_ours(merged))
-    best = merger.merge(keep_update=False)
+    best = merger.merge(keep_update=calibrate)
     best.save_pretrained(merged)
     numbers = diagnose_inputs(merger.inputs, merged={BEST: merged}, progress=False)
     write_whole(folder / "report.html", render_page(numbers))
@@ -129,7 +127,7 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     if calibrate:
         merged, began, busy = folder / "calibrated", time.perf_counter(), time.process_time()
         logger.info("calibrating on four prompts per task, into %s", merged)
-        after = _calibrated(merger.inputs, merged)
+        after = _calibrated(best, merged)
         took = {"seconds": time.perf_counter() - began, "processor seconds": time.process_time() - busy}
         rows[FITTED] = scored(FITTED, after)
         then = f"coram-hf eval {merged} --tasks {SUITE / 'data' / EXPERTS[0] / 'test.jsonl'}"
@@ -142,11 +140,9 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     return Outcome(merged, rows, answers, time.perf_counter() - started, then, took)
 
 
-def _calibrated(inputs: Inputs, folder: Path) -> PreTrainedModel:
+def _calibrated(best: MergeResult, folder: Path) -> PreTrainedModel:
     """The merge calibrated on a few prompts that are in neither the training nor the test data."""
-    how = Calibrate(SUITE / "prompts", CalibrationConfig(granularity="expert", answer_line=True))
-    choice = choose_coram(CoramConfig.recommended())
-    result = Merger(inputs, choice, calibrate=how, progress=False).merge(keep_update=False)
+    result = best.calibrate(SUITE / "prompts", granularity="expert", answer_line=True, progress=False)
     result.save_pretrained(folder)
     return result.model
 
