@@ -157,22 +157,22 @@ def told(words: list[str]) -> dict[str, Any]:
     """What a dry run predicts for a merge."""
     printed = run_command(*words, "--dry-run", "--json", keep_output=True)["output"]
     plan = json.loads(printed)
-    return {"told_seconds": plan["seconds"], "told_memory": plan["memory"]}
+    return {"forecast_seconds": plan["seconds"], "forecast_memory": plan["memory"]}
 
 
 def table(found: dict[str, Any], gpu_hours: str, caches: int) -> str:
     """The runs beside each other, and what the paper reports."""
     rows = [
-        "| run | seconds | told | CPU s | peak anonymous | told | read | written | x cat |",
+        "| run | seconds | forecast | CPU s | peak anonymous | forecast | read | written | x cat |",
         "|---" * 9 + "|",
     ]
     floor = found["runs"]["cat of the inputs"]["seconds"]
     for label, r in found["runs"].items():
-        told_seconds = f"{r['told_seconds']:.0f}" if "told_seconds" in r else ""
-        told_memory = f"{r['told_memory'] / 2**20:.0f} MB" if "told_memory" in r else ""
+        forecast_seconds = f"{r['forecast_seconds']:.0f}" if "forecast_seconds" in r else ""
+        forecast_memory = f"{r['forecast_memory'] / 2**20:.0f} MB" if "forecast_memory" in r else ""
         rows.append(
-            f"| {label} | {r['seconds']:.0f} | {told_seconds} | {r['cpu']:.0f} | {r['peak'] / 2**20:.0f} MB "
-            f"| {told_memory} | {r['read'] / GB:.1f} GB | {r['written'] / GB:.1f} GB "
+            f"| {label} | {r['seconds']:.0f} | {forecast_seconds} | {r['cpu']:.0f} | {r['peak'] / 2**20:.0f} MB "
+            f"| {forecast_memory} | {r['read'] / GB:.1f} GB | {r['written'] / GB:.1f} GB "
             f"| {r['seconds'] / floor:.2f} |"
         )
     low, high = (3600 * float(hours) for hours in gpu_hours.split("-"))
