@@ -172,8 +172,8 @@ def table(found: dict[str, Any], gpu_hours: str, caches: int) -> str:
         forecast_memory = f"{r['forecast_memory'] / 2**20:.0f} MB" if "forecast_memory" in r else ""
         rows.append(
             f"| {label} | {r['seconds']:.0f} | {forecast_seconds} | {r['cpu']:.0f} "
-            f"| {r['peak'] / 2**20:.0f} MB | {forecast_memory} | {r['read'] / GB:.1f} GB | {r['written'] / GB:.1f} GB "
-            f"| {r['seconds'] / floor:.2f} |"
+            f"| {r['peak'] / 2**20:.0f} MB | {forecast_memory} | {r['read'] / GB:.1f} GB "
+            f"| {r['written'] / GB:.1f} GB | {r['seconds'] / floor:.2f} |"
         )
     low, high = (3600 * float(hours) for hours in gpu_hours.split("-"))
     rows.append(f"| the paper, on a GPU | {low:.0f}-{high:.0f} | | | | | | {caches} GB of caches | |")
