@@ -40,7 +40,7 @@ ROUNDED_CONDITION, ROUNDED_POLAR, ROUNDED_TURN, ROUNDED_GAP = 100.0, 10.0, 0.3, 
 """Bounds on what products in float32 determine: condition numbers of slices and of sum w_i V_i, and either
 the largest entry of Q_i - I or, if that is larger, the smallest gap in S_i^2 / max S_i^2.
 
-Over 16,000 random slices (h = 4 to 64, d_in = 16 to 1024, spectra from degenerate to condition 300, updates
+Over 23,000 random slices (h = 4 to 64, d_in = 16 to 1024, spectra from degenerate to condition 300, updates
 of 1e-5 to 0.5 of the base) the update differs from float64's by at most 1e-6 of its norm below the first two
 bounds, by 9e-6 with the gap in place of the second, and by 9e-5 without any.
 """
