@@ -13,14 +13,14 @@ from torch import Tensor
 from coram_hf.calibration.divergence import Passage, Taught
 from coram_hf.calibration.surrogate import Surrogate
 
-PASSAGES = 6
+PASSAGES = 4
 """Answers per teacher in one step; the answers take turns."""
 
 BETAS = (0.8, 0.95)
 LAST_RATE = 0.2
 """Adam's betas, low because steps are few, and the fraction of the learning rate left at the last step."""
 
-CHECK, PATIENCE = 3, 3
+CHECK, PATIENCE = 5, 3
 """Steps between checks on the held-back answers, and checks without a lower loss before a fit stops."""
 
 SMALLEST, LARGEST = 1 / 64, 8.0

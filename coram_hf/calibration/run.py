@@ -30,8 +30,8 @@ from coram_hf.report.calibration import Calibration
 REACH, REACH_AFTER_FIT = 4.0, 1.5
 """How far lambda is searched, as a factor each way: around the rule's, and around that of a fit."""
 
-FEWER = 6
-"""Evaluations of a search whose lambda is not all that is fitted."""
+FEWER, FEWEST = 6, 4
+"""Evaluations of a search before a fit, and after it."""
 
 STEPS = {"expert": 18, "group": 30, "layer": 45}
 RATES = {"expert": 0.15, "group": 0.12, "layer": 0.12}
@@ -96,7 +96,7 @@ def calibrate(
         with closing(_fits(merge, inputs, merged_with, config, fitted_to, held, lam, progress)) as fits:
             for granularity, factors in fits:
                 fitted = replace(merged_with, balance=None, factors=factors, lam=sum_of_updates)
-                found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWER))
+                found.append(search(granularity, again(fitted), sum_of_updates, REACH_AFTER_FIT, FEWEST))
                 if found[-1].held_back < found[0].held_back:
                     break
     chosen = min(found, key=lambda one: one.held_back)

@@ -21,7 +21,7 @@ class CalibrationConfig(Options):
         Granularity,
         "What is fitted: lambda alone, a factor per expert, one per expert and group of modules (attention "
         "and MLP in each third of the depth), or one per expert for attention and MLP of every layer.",
-    ] = "group"
+    ] = "layer"
     answer_tokens: Annotated[int, Range("[1, inf)"), "Longest answer of an expert, in tokens."] = 32
     answer_line: Annotated[bool, "End answers at the end of their first line."] = False
     chat: Annotated[bool, "Send plain prompts as a user's message through the chat template."] = False

@@ -25,7 +25,7 @@ GRANULARITY = [
     ("lambda only: fastest", "lambda"),
     ("a factor per expert", "expert"),
     ("a factor per expert and group of modules", "group"),
-    ("a factor per expert and layer: from eight prompts on", "layer"),
+    ("a factor per expert and layer: best, from eight prompts on", "layer"),
 ]
 
 
