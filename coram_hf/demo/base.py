@@ -26,12 +26,18 @@ def build_base(folder: Path) -> Path:
     The suite's adapters name MODEL_ID as their base; a folder with the same last name gets no warning.
     """
     folder = Path(folder)
-    if (folder / "config.json").is_file():
-        return folder
+    return folder if (folder / "config.json").is_file() else write_dense(_gguf(), folder)
+
+
+def write_dense(source: Path, folder: Path, begins: str | None = None) -> Path:
+    """Write the model of a GGUF file in float32, and its tokenizer, into a new folder, and return the folder.
+
+    `begins`: the token with which the tokenizer shall begin every text; GGUF files do not tell.
+    """
     if folder.exists():
         raise CoramError(f"{folder} exists but holds no model; delete it, or choose another output folder")
-    source = _gguf()
 
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast  # AutoTokenizer first reads the whole file
 
     from coram_hf.inputs.gguf import dense_model
@@ -40,9 +46,13 @@ def build_base(folder: Path) -> Path:
     unfinished.mkdir(parents=True)
     try:
         dense_model(source).save_pretrained(unfinished)
-        PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(
-            unfinished
-        )
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name)
+        if begins is not None:
+            token = begins, tokenizer.convert_tokens_to_ids(begins)
+            tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+                single=f"{begins} $A", special_tokens=[token]
+            )
+        tokenizer.save_pretrained(unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from base import FOLDER, build_base
+from base import SMOLLM2
 from make_data import TASKS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -62,12 +62,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
-    parser.add_argument("--base", type=Path, default=FOLDER)
+    parser.add_argument("--base", type=Path, default=SMOLLM2.folder)
     parser.add_argument("--limit", type=int, help="questions of each task; all 100 if left out")
     parser.add_argument("--part", choices=["validation", "test"], default="test")
     parser.add_argument("--json", type=Path, help="a file for the scores")
     options = parser.parse_args()
-    base = build_base(options.base)
+    base = SMOLLM2.build(options.base)
     rows = {
         source: score_all(load(source, base), base, options.limit, options.part)
         for source in dict.fromkeys(options.sources)

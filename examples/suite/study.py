@@ -15,13 +15,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-from base import FOLDER, build_base
 from suites import HERE, SUITES, Suite
-from train import FULL, train
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.baselines import open_merger
@@ -47,14 +44,17 @@ RIVALS: dict[str, Row] = {
     "ACE": {"method": "ace"},
 }
 LINES: dict[str, Row] = {line: {"line": line} for line in ("full", "DEC(full)", "recommended")}
+CORAM_LINES = ("full", "lr", "nca", "nca+ave", "ca", "ca+ave", "SS(full,variance)", "SS(full,owner)")
+CORAM_LINES += ("SS(ca+ave,variance)",)
 MORE_LINES: dict[str, Row] = {
-    **{f"{name}, a=1.15": {**row, "amplitude": 1.15} for name, row in list(RIVALS.items())[4:]},
-    **{line: {"line": line} for line in ("lr", "nca+ave", "SS(ca+ave,variance)", "full.ties")},
-    **{line: {"line": line} for line in ("DEC(lr)", "DEC(nca+ave)", "DEC(SS(ca+ave,variance))")},
+    **{f"{name}, a=1.15": {**RIVALS[name], "amplitude": 1.15} for name in ("TSV-M", "Iso-C", "WUDI", "ACE")},
+    **{line: {"line": line} for line in CORAM_LINES},
+    **{f"DEC({line})": {"line": f"DEC({line})"} for line in CORAM_LINES},
+    "full.ties": {"line": "full.ties"},
     "full, root": {"line": "full", "balance": "root"},
     "recommended.ties": {"line": "recommended", "residual": "ties"},
 }
-"""Scored on the suites of five experts: directions at one size, other lines, and decorrelation of each."""
+"""Directions at one size, other lines, and decorrelation of each."""
 
 KAPPAS = (0.8, 1.0, 1.15, 1.3, 1.5)
 DIRECTIONS = ("tsv", "wudi")
@@ -63,12 +63,13 @@ DIRECTIONS = ("tsv", "wudi")
 class Bench:
     """One suite, opened, with its questions and with what its experts answer to the prompts."""
 
-    def __init__(self, name: str, base: Path, part: str, questions: int) -> None:
-        self.name, self.suite, self.base, self.part = name, SUITES[name], base, part
-        self._tokenizer = AutoTokenizer.from_pretrained(base)
+    def __init__(self, name: str, part: str, questions: int | None = None) -> None:
+        self.name, self.suite, self.part = name, SUITES[name], part
+        self.base = self.suite.make()
+        self._tokenizer = AutoTokenizer.from_pretrained(self.base)
         files = {task: HERE / "data" / task / f"{part}.jsonl" for task in self.suite.tasks.values()}
         self._tasks = {task: read_task(file) for task, file in files.items()}
-        self._questions = questions
+        self._questions = questions or QUESTIONS[part]
         self._file = RESULTS / part / f"{name}.jsonl"
 
     @cached_property
@@ -82,8 +83,12 @@ class Bench:
 
     def score(self, row: str, model: PreTrainedModel, began: float, **facts: Any) -> None:
         """Ask a model everything, and keep what it got right."""
-        outcomes = {task: self._ask(model.eval(), task) for task in self._tasks}
-        self._keep(row, outcomes, began, neutral=round(self._neutral_loss(model), 4), **facts)
+        outcomes = self.ask(model)
+        self._keep(row, outcomes, began, neutral=round(self.neutral_loss(model), 4), **facts)
+
+    def ask(self, model: PreTrainedModel) -> dict[str, str]:
+        """Which questions of every task a model gets right, as ones and zeros."""
+        return {task: self._ask(model.eval(), task) for task in self._tasks}
 
     def score_experts(self) -> None:
         """Ask every expert the questions of its own task."""
@@ -93,7 +98,6 @@ class Bench:
         self._keep("experts", outcomes, began)
 
     def _ask(self, model: PreTrainedModel, task: str) -> str:
-        """Which of a task's questions a model gets right, as ones and zeros."""
         found = score(model, self._tokenizer, self._tasks[task], self._questions)
         return "".join("01"[right] for right in found.outcomes)
 
@@ -106,7 +110,7 @@ class Bench:
             file.write(json.dumps(values) + "\n")
         print(f"{self.name:12} {row:32} {100 * average(values):5.1f}  {seconds:.0f} s", flush=True)
 
-    def _neutral_loss(self, model: PreTrainedModel) -> float:
+    def neutral_loss(self, model: PreTrainedModel) -> float:
         """The mean loss per token on neutral English text."""
         lines = (HERE / "neutral.txt").read_text().splitlines()
         rows = [text_tokens(self._tokenizer, line) for line in lines]
@@ -149,9 +153,8 @@ def kappas(bench: Bench, how: str, rows: dict[str, float]) -> None:
 
 def test_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
     yield ["base", "experts"], score_parents
-    more = MORE_LINES if len(suite.names) == 5 else {}
-    for row, parameters in {**LINES, **RIVALS, **more}.items():
-        if row.endswith(".ties") and suite.folder.name != "full":
+    for row, parameters in {**LINES, **RIVALS, **MORE_LINES}.items():
+        if row.endswith(".ties") and not suite.is_full:
             continue
         yield [row], lambda bench, r=row, p=parameters: score_merge(bench, r, p)  # type: ignore[misc]
     yield ["calibrated"], score_calibrated
@@ -195,17 +198,11 @@ def main() -> None:
     parser.add_argument("--row", action="append", help="only rows that begin so")
     parser.add_argument("--not", dest="skip", action="append", default=[], help="no rows that begin so")
     parser.add_argument("--questions", type=int, help="questions of each task")
-    parser.add_argument("--base", type=Path, default=FOLDER)
     options = parser.parse_args()
-    base = build_base(options.base)
     for name in options.suite or SUITES:
-        suite = SUITES[name]
-        for expert, folder in suite.experts.items():
-            if not (folder / "training.json").is_file():
-                train(FULL[expert], base, folder, HERE / "data")
-        bench = Bench(name, base, options.part, options.questions or QUESTIONS[options.part])
+        bench = Bench(name, options.part, options.questions)
         steps = validation_steps if options.part == "validation" else test_steps
-        for rows, step in steps(suite):
+        for rows, step in steps(bench.suite):
             wanted = not options.row or any(row.startswith(tuple(options.row)) for row in rows)
             wanted = wanted and not any(row.startswith(tuple(options.skip)) for row in rows)
             if wanted and any(row not in bench.known for row in rows):

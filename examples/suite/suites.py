@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from train import EVEN, EXPERTS, UNEVEN
+from train import EVEN, EXPERTS, FAMILIES, UNEVEN, Family
 
 HERE = Path(__file__).parent
 PROMPTS = 16
@@ -14,20 +14,32 @@ PROMPTS = 16
 
 
 class Suite(NamedTuple):
-    """Experts of one base, by the folders that hold them."""
+    """Some experts of a family."""
 
     title: str
-    folder: Path
+    family: Family
     names: list[str]
 
     @property
     def experts(self) -> dict[str, Path]:
-        return {name: self.folder / name for name in self.names}
+        """The folder of every expert."""
+        return {name: self.family.folder / name for name in self.names}
 
     @property
     def tasks(self) -> dict[str, str]:
         """The task of every expert."""
         return {name: EXPERTS[name].task for name in self.names}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the experts are full fine-tunes."""
+        return self.family.recipes[self.names[0]].method == "full"
+
+    def make(self) -> Path:
+        """The folder of the base, after training what is missing."""
+        for name in self.names:
+            self.family.make(name)
+        return self.family.base.build(self.family.base.folder)
 
     def prompts(self, count: int = PROMPTS) -> dict[str, list[str]]:
         """Unlabelled prompts of every expert's task."""
@@ -36,14 +48,17 @@ class Suite(NamedTuple):
         return {name: [row["prompt"] for row in rows[-count:]] for name, rows in read.items()}
 
 
-ADAPTERS, FULL = HERE / "adapters", HERE / "full"
-SUITES = {
-    "lora-even": Suite("LoRA, even", ADAPTERS, EVEN),
-    "lora-uneven": Suite("LoRA, uneven", ADAPTERS, UNEVEN),
-    "lora-2": Suite("LoRA, two experts", ADAPTERS, EVEN[:2]),
-    "lora-3": Suite("LoRA, three experts", ADAPTERS, EVEN[:3]),
-    "full-even": Suite("full fine-tunes, even", FULL, EVEN),
-    "full-uneven": Suite("full fine-tunes, uneven", FULL, UNEVEN),
-    "full-2": Suite("full fine-tunes, two experts", FULL, EVEN[:2]),
-    "full-3": Suite("full fine-tunes, three experts", FULL, EVEN[:3]),
-}
+def _of(family: str, title: str) -> dict[str, Suite]:
+    """The suites of a family: all five experts, even and uneven, and the first two and three."""
+    found = FAMILIES[family]
+    return {
+        "even": Suite(f"{title}, even", found, EVEN),
+        "uneven": Suite(f"{title}, uneven", found, UNEVEN),
+        "2": Suite(f"{title}, two experts", found, EVEN[:2]),
+        "3": Suite(f"{title}, three experts", found, EVEN[:3]),
+    }
+
+
+KINDS = {"lora": _of("adapters", "LoRA"), "full": _of("full", "full fine-tunes")}
+SUITES = {f"{kind}-{name}": suite for kind, suites in KINDS.items() for name, suite in suites.items()}
+SUITES |= {f"gemma3-{name}": _of("gemma3", "Gemma 3, LoRA")[name] for name in ("even", "uneven")}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from study import DIRECTIONS, KAPPAS, RESULTS, RIVALS, average
-from suites import FULL, HERE, SUITES
+from suites import HERE, SUITES
 
 from coram_hf.evaluation.intervals import Interval, bootstrap
 from coram_hf.report.tables import markdown as table
@@ -121,7 +121,7 @@ def details(rows: Mapping[str, Row]) -> str:
 
 def recommended_direction(suite: str) -> str:
     """What `decorrelate="auto"` takes for the experts of a suite."""
-    return "wudi" if SUITES[suite].folder == FULL else "tsv"
+    return "wudi" if SUITES[suite].is_full else "tsv"
 
 
 WAYS: dict[str, Callable[[str], str]] = {

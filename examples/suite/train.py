@@ -1,7 +1,8 @@
-"""Train the experts of the suite: adapters of the base, or full fine-tunes by the same loop.
+"""Train the experts of the suites: adapters of a base, or full fine-tunes by the same loop.
 
     python examples/suite/train.py                    # every adapter that is not there yet
-    python examples/suite/train.py --full             # every full fine-tune that is not there yet, into full/
+    python examples/suite/train.py --family full      # every full fine-tune, into full/
+    python examples/suite/train.py --family gemma3    # every adapter of the other base, into gemma3/
     python examples/suite/train.py --task sql --steps 50 --lr 1e-3 --out /tmp/sql
 
 The loss is the cross entropy of the answer and the newline after it. Same seed, machine and number of
@@ -17,15 +18,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from base import FOLDER, build_base
+from base import GEMMA3, SMOLLM2, Base
 from peft import LoraConfig, OFTConfig, PeftConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from coram_hf.demo.base import MODEL_ID
 from coram_hf.evaluation.questions import Question, read_task
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ EXPERTS = {
     "triage": Recipe("triage", steps=60),
     HARD: Recipe("initials", steps=80, lr=8e-3),
 }
-FULL = {
+WHOLE = {
     "clock": Recipe("clock", "full", 0, steps=60, lr=5e-5),
     "initials": Recipe("initials", "full", 0, steps=24, lr=3e-5),
     "order": Recipe("order", "full", 0, steps=30, lr=3e-5),
@@ -66,6 +66,27 @@ FULL = {
 }
 """Trained less far than the adapters, and in all weights, embeddings and norms included."""
 
+
+class Family(NamedTuple):
+    """Experts of one base, trained alike, in a folder of their own."""
+
+    base: Base
+    folder: Path
+    recipes: dict[str, Recipe]
+
+    def make(self, name: str) -> Path:
+        """The folder of an expert, which is trained unless it is there."""
+        folder = self.folder / name
+        if not (folder / "training.json").is_file():
+            train(self.recipes[name], self.base, folder)
+        return folder
+
+
+FAMILIES = {
+    "adapters": Family(SMOLLM2, HERE / "adapters", EXPERTS),
+    "full": Family(SMOLLM2, HERE / "full", WHOLE),
+    "gemma3": Family(GEMMA3, HERE / "gemma3", EXPERTS),
+}
 EVEN = [name for name in EXPERTS if name != HARD]
 UNEVEN = [HARD if name == "initials" else name for name in EVEN]
 CARD = """---
@@ -80,8 +101,9 @@ Settings, time and loss are in `training.json`, its scores on all tasks in the s
 """
 
 
-def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
+def train(recipe: Recipe, of: Base, out: Path, data: Path = HERE / "data") -> None:
     """Train one expert and write its folder, with `training.json` in it."""
+    base = of.build(of.folder)
     torch.manual_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -89,7 +111,7 @@ def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
     if recipe.method != "full":
         model = get_peft_model(model, adapter_config(recipe))
         inner = model.get_base_model()
-        model.peft_config["default"].base_model_name_or_path = MODEL_ID
+        model.peft_config["default"].base_model_name_or_path = of.model_id
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=0.0)
     examples = [encode(tokenizer, q) for q in read_task(data / recipe.task / "train.jsonl").questions]
@@ -117,7 +139,7 @@ def train(recipe: Recipe, base: Path, out: Path, data: Path) -> None:
     else:
         model.to(torch.bfloat16).save_pretrained(out, save_embedding_layers=False)
     (out / "README.md").write_text(
-        CARD.format(base=MODEL_ID, name=out.name, method=recipe.method, task=recipe.task)
+        CARD.format(base=of.model_id, name=out.name, method=recipe.method, task=recipe.task)
     )
     made = {
         **asdict(recipe),
@@ -170,26 +192,24 @@ def main() -> None:
     parser.add_argument(
         "--task", dest="expert", choices=EXPERTS, help="one expert; all that are missing if left out"
     )
-    parser.add_argument("--full", action="store_true", help="train all weights")
+    parser.add_argument("--family", choices=FAMILIES, default="adapters")
     parser.add_argument("--method", choices=("lora", "oft"))
     for field, kind in FIELDS.items():
         parser.add_argument(f"--{field}", type=kind)
-    parser.add_argument("--base", type=Path, default=FOLDER)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", type=Path, default=HERE / "data")
     options = parser.parse_args()
     if options.out and not options.expert:
         parser.error("--out is the folder of one expert; say which with --task")
-    base = build_base(options.base)
-    for name, recipe in (FULL if options.full else EXPERTS).items():
+    family = FAMILIES[options.family]
+    for name, recipe in family.recipes.items():
         if options.expert not in (None, name):
             continue
         asked = {field: getattr(options, field) for field in ("method", *FIELDS)}
         given = {field: value for field, value in asked.items() if value is not None}
-        recipe = replace(recipe, **given)
-        out = options.out or HERE / ("full" if options.full else "adapters") / name
+        out = options.out or family.folder / name
         if not (out / "training.json").is_file():
-            train(recipe, base, out, options.data)
+            train(replace(recipe, **given), family.base, out, options.data)
 
 
 if __name__ == "__main__":
