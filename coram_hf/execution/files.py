@@ -134,7 +134,7 @@ class FileRunner:
         if wanted == "side":
             count = min(len(names), max(SAMPLE, len(names) // 32))
             drawn = sorted(random.Random(0).sample(range(len(names)), count))
-            found = self._measure("sample", [names[i] for i in drawn])
+            found = self._measure("sample", [names[i] for i in drawn], exact=False)
             if all(found.measured.updates.values()):
                 return found
         return self._measure("survey", names)
@@ -165,12 +165,13 @@ class FileRunner:
         share = split([(name,) for name in names], self.costs, self.processes.count)[self.processes.rank]
         return self._run(phase, share, lambda unit: Done([task(here(self._inputs, unit[0]))], {}))
 
-    def _measure(self, phase: str, names: Sequence[str]) -> Survey:
-        records = self.each(phase, names, lambda parameter, _: self._look(parameter))
-        return Survey.of(records, self._inputs)
+    def _measure(self, phase: str, names: Sequence[str], *, exact: bool = True) -> Survey:
+        experts = list(self._inputs.experts)
 
-    def _look(self, parameter: Parameter) -> Record:
-        return measure(parameter, Record(), list(self._inputs.experts))
+        def look(parameter: Parameter, _: object) -> Record:
+            return measure(parameter, Record(), experts, exact=exact)
+
+        return Survey.of(self.each(phase, names, look), self._inputs)
 
     def _run(
         self,

@@ -98,8 +98,10 @@ def merge_unit(unit: Unit, inputs: Inputs, merged: Collection[str], task: Task, 
             records.append(task(parameter, place))
         else:
             outputs[name] = sink.unchanged(name, parameter.base)
-            floating = parameter.base.is_floating_point()
-            records.append(measure(parameter, Record(), list(inputs.experts)) if floating else Record())
+            record = Record()
+            if parameter.base.is_floating_point():
+                measure(parameter, record, list(inputs.experts), exact=False)
+            records.append(record)
     return Done(records, outputs)
 
 
