@@ -29,6 +29,10 @@ from coram_hf.geometry.slices import (
     scratch,
 )
 from coram_hf.geometry.spread import order_of
+from coram_hf.geometry.staging import Staging, is_far
+
+FAR_BYTES = 128 * 2**20
+"""Size of the working buffer on an accelerator, for which small chunks would be too little work."""
 
 
 class MergedRows(NamedTuple):
@@ -168,7 +172,11 @@ class SliceRows(Rows):
         super().__init__(room_for_z, config, factors, device, order, compute)
         self._factors = factors
         self._conflict = config.conflict
-        self.parts = list(chunks(self._d_out, config.slice_height, self._slice_bytes))
+        budget = FAR_BYTES if is_far(device) else None
+        self.parts = list(chunks(self._d_out, config.slice_height, self._slice_bytes, budget))
+        near = all(matrix.device == device for matrix in matrices)
+        far = is_far(device) and not near
+        self._staging = Staging(matrices, self.parts, order, device) if far else None
         self._reserve(self.parts)
         self._result = scratch("update", largest(self.parts) * self._d_in, compute, device)
 
@@ -194,10 +202,7 @@ class SliceRows(Rows):
         n_slices = (part.stop - part.start) // part.height
         shape = (n_slices, len(self._matrices), part.height, self._d_in)
         stack = self._buffer[: math.prod(shape)].view(shape)
-        base, *experts = (
-            gather(matrix, part, self._order).unflatten(0, (n_slices, part.height))
-            for matrix in self._matrices[1:]
-        )
+        base, *experts = (rows.unflatten(0, (n_slices, part.height)) for rows in self._rows(part))
         stack[:, BASE].copy_(base)
         for room, expert in zip(stack[:, EXPERTS:].unbind(1), experts, strict=True):
             if expert.dtype.itemsize > stack.dtype.itemsize:
@@ -205,6 +210,12 @@ class SliceRows(Rows):
             else:
                 room.copy_(expert).sub_(stack[:, BASE])
         return stack
+
+    def _rows(self, part: Chunk) -> list[Tensor]:
+        """The rows of a part of W_0 and every W_i."""
+        if self._staging is not None:
+            return self._staging.rows(part)
+        return [gather(matrix, part, self._order) for matrix in self._matrices[1:]]
 
     def stored_squares(self, squares: Tensor, stack: Tensor) -> Tensor:
         """|W_0|^2 and |W_i - W_0|^2 from those of base and rescaled updates, unless they overflowed."""

@@ -90,9 +90,7 @@ def norms(records: Iterable[Record], experts: Sequence[str]) -> UpdateNorms:
     return UpdateNorms(whole.base, dict(zip(experts, whole.updates or [0.0] * len(experts), strict=True)))
 
 
-def measure(
-    parameter: Parameter, record: Record, experts: Sequence[str], *, exact: bool = True
-) -> Record:
+def measure(parameter: Parameter, record: Record, experts: Sequence[str], *, exact: bool = True) -> Record:
     """Add the norms of a parameter and of its updates to a record, and return the record."""
     record.measure(*squared_norms(parameter.base, parameter.experts, exact=exact))
     check_finite(parameter.name, record, experts)

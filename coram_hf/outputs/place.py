@@ -14,6 +14,7 @@ from torch import Tensor
 from coram_hf.errors import CoramError
 from coram_hf.geometry import SliceStats, update_dtype
 from coram_hf.geometry.slices import as_rows, row_blocks, scratch
+from coram_hf.geometry.staging import on_cpu
 from coram_hf.inputs.inputs import Parameter
 from coram_hf.inputs.weights import Target
 from coram_hf.methods.protocol import Block
@@ -225,7 +226,9 @@ def write_rows(out: Output, base: Tensor, rows: slice | Tensor, update: Tensor, 
     short = max(base.dtype.itemsize, out.dtype.itemsize) <= 2
     total = scratch("total", update.numel(), torch.float32 if short else torch.float64).view(update.shape)
     kept = update
-    if update.dtype != update_dtype(base):
+    if update.device.type != "cpu":
+        kept = on_cpu(update, update_dtype(base))
+    elif update.dtype != update_dtype(base):
         kept = scratch("kept", update.numel(), update_dtype(base)).view(update.shape).copy_(update)
     moved = lam**2 * _square(kept)
     total.copy_(base[rows]).add_(kept, alpha=lam)
