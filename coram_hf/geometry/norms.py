@@ -27,7 +27,7 @@ def squared_norms(
 ) -> tuple[float, list[float]]:
     """|W_0|^2 and |W_i - W_0|^2 of every expert, for tensors of any shape.
 
-    Unless `exact`, those of 16-bit tensors are computed in float32, to 1e-7, in less than half the time.
+    Unless `exact`, those of 16-bit tensors are computed in float32, to 1e-6, in less than half the time.
     """
     origin, *others = (as_rows(t.detach()) for t in (base, *experts))
     narrow = not exact and all(t.dtype.itemsize <= 2 for t in (base, *experts))
