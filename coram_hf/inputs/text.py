@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from coram_hf.inputs.dense import fast_layers
+
 
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Tokens of a text that continues."""
@@ -65,9 +67,10 @@ def logits_at(model: PreTrainedModel, tokens: Tensor, mask: Tensor, rows: Tensor
 
     hook = None if head is None else head.register_forward_pre_hook(pick)
     try:
-        output = model(
-            input_ids=tokens.to(model.device), attention_mask=mask.to(model.device), use_cache=False
-        )
+        with fast_layers():
+            output = model(
+                input_ids=tokens.to(model.device), attention_mask=mask.to(model.device), use_cache=False
+            )
     finally:
         if hook is not None:
             hook.remove()
@@ -80,5 +83,8 @@ def last_logits(model: PreTrainedModel, tokens: Tensor, mask: Tensor, last: int)
     leaves_out = "logits_to_keep" in inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"logits_to_keep": last} if leaves_out else {}
     device = model.device
-    output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **options)
+    with fast_layers():
+        output = model(
+            input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **options
+        )
     return cast(Tensor, output.logits)[:, -last:]
