@@ -15,10 +15,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from suites import HERE, SUITES, Suite
+from suites import HERE, PROMPTS, SUITES, Suite
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.baselines import open_merger
@@ -59,7 +59,21 @@ MORE_LINES: dict[str, Row] = {
 
 KAPPAS = (0.8, 1.0, 1.15, 1.3, 1.5)
 DIRECTIONS = ("tsv", "wudi")
-GRANULARITIES: dict[str, Granularity] = {"calibrated": "layer", "calibrated, groups": "group"}
+
+
+class Calibration(NamedTuple):
+    """What is fitted, and to how many prompts per expert."""
+
+    granularity: Granularity = "layer"
+    prompts: int = PROMPTS
+
+
+CALIBRATIONS = {
+    "calibrated": Calibration(),
+    "calibrated, groups": Calibration("group"),
+    "calibrated, 8 prompts": Calibration(prompts=8),
+    "calibrated, 4 prompts": Calibration(prompts=4),
+}
 
 
 class Bench:
@@ -139,8 +153,8 @@ def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
     for how in DIRECTIONS:
         rows = {f"{how}, kappa={kappa:g}": kappa for kappa in KAPPAS}
         yield list(rows), lambda bench, how=how, rows=rows: kappas(bench, how, rows)  # type: ignore[misc]
-    for row, granularity in GRANULARITIES.items():
-        yield [row], lambda bench, r=row, g=granularity: calibrate(bench, r, g)  # type: ignore[misc]
+    for row, how in CALIBRATIONS.items():
+        yield [row], lambda bench, r=row, h=how: calibrate(bench, r, h)  # type: ignore[misc]
 
 
 def kappas(bench: Bench, how: str, rows: dict[str, float]) -> None:
@@ -172,12 +186,12 @@ def score_merge(bench: Bench, row: str, parameters: Row) -> None:
     bench.score(row, result.model, began, **{k: v for k, v in facts.items() if v is not None})
 
 
-def calibrate(bench: Bench, row: str, granularity: Granularity) -> None:
+def calibrate(bench: Bench, row: str, how: Calibration) -> None:
     """Calibrate the recommended merge on the suite's prompts, and score it on other validation questions."""
     began, busy = time.perf_counter(), time.process_time()
     merge = bench.merger(line="recommended").merge()
-    prompts = bench.suite.prompts()
-    found = merge.calibrate(prompts, granularity=granularity, answer_line=True, progress=False)
+    prompts = bench.suite.prompts(how.prompts)
+    found = merge.calibrate(prompts, granularity=how.granularity, answer_line=True, progress=False)
     kept = found.report.calibration
     facts = {key: kept[key] for key in ("granularity", "held_back", "factors", "before", "after")}
     facts["calibration seconds"] = round(time.perf_counter() - began)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import CORAM_LINES, DIRECTIONS, GRANULARITIES, KAPPAS, RESULTS, RIVALS, average
+from study import CALIBRATIONS, CORAM_LINES, DIRECTIONS, KAPPAS, RESULTS, RIVALS, average
 from suites import HERE, SUITES
 
 from coram_hf.evaluation.intervals import Interval, bootstrap
@@ -189,7 +189,7 @@ def study(validation: Mapping[str, Mapping[str, Row]], test: Mapping[str, Mappin
     parts += ["\n### The choice of direction and kappa, on validation questions\n", choice(validation)]
     parts += [
         "\n### What calibration fits, on validation questions\n",
-        by_suite(validation, [*GRANULARITIES]),
+        by_suite(validation, [*CALIBRATIONS]),
     ]
     parts += ["\n### Directions at one size, a = 1.15\n", by_suite(test, AT_ONE_SIZE)]
     parts += ["\n### Lines, by the rule's lambda\n", by_suite(test, LINES)]

@@ -15,7 +15,8 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from coram_hf.evaluation.questions import Question, read_task
+from coram_hf.inputs.dense import fast_layers
 
 HERE = Path(__file__).parent
 FIELDS = {"size": int, "steps": int, "lr": float, "batch": int, "seed": int}
@@ -73,19 +75,26 @@ class Family(NamedTuple):
     base: Base
     folder: Path
     recipes: dict[str, Recipe]
+    layers: Callable[[], AbstractContextManager[object]] = nullcontext
+    """How linear layers multiply: the same weights come out of the same products only."""
 
     def make(self, name: str) -> Path:
         """The folder of an expert, which is trained unless it is there."""
         folder = self.folder / name
         if not (folder / "training.json").is_file():
-            train(self.recipes[name], self.base, folder)
+            self.train(self.recipes[name], folder)
         return folder
+
+    def train(self, recipe: Recipe, out: Path, data: Path = HERE / "data") -> None:
+        """Train one expert as this family is."""
+        with self.layers():
+            train(recipe, self.base, out, data)
 
 
 FAMILIES = {
     "adapters": Family(SMOLLM2, HERE / "adapters", EXPERTS),
     "full": Family(SMOLLM2, HERE / "full", WHOLE),
-    "gemma3": Family(GEMMA3, HERE / "gemma3", EXPERTS),
+    "gemma3": Family(GEMMA3, HERE / "gemma3", EXPERTS, fast_layers),
 }
 EVEN = [name for name in EXPERTS if name != HARD]
 UNEVEN = [HARD if name == "initials" else name for name in EVEN]
@@ -209,7 +218,7 @@ def main() -> None:
         given = {field: value for field, value in asked.items() if value is not None}
         out = options.out or family.folder / name
         if not (out / "training.json").is_file():
-            train(replace(recipe, **given), family.base, out, options.data)
+            family.train(replace(recipe, **given), out, options.data)
 
 
 if __name__ == "__main__":
