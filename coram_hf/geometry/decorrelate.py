@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import Decorrelate
-from coram_hf.geometry.linalg import GRAM_RATIO, eigen, gram_of_columns, inverse_root, largest_eigenvalue
+from coram_hf.geometry.linalg import (
+    GRAM_RATIO,
+    eigen,
+    gram_of_columns,
+    inverse_root,
+    largest_eigenvalue,
+    product,
+)
 
 ETA = 0.1
 """The ridge, as a fraction of the largest eigenvalue of the experts' summed Gram matrices."""
@@ -72,8 +79,8 @@ def tsv(updates: Sequence[Tensor], rank: int | None = None, floor: float = 0.0) 
     m, n = updates[0].shape
     k = rank or default_rank(m, n, len(updates))
     if m < n:
-        return [right @ left.mT for left, right in _tsv([tau.mT for tau in updates], k, floor)]
-    return [left @ right.mT for left, right in _tsv(updates, k, floor)]
+        return [product(right, left.mT) for left, right in _tsv([tau.mT for tau in updates], k, floor)]
+    return [product(left, right.mT) for left, right in _tsv(updates, k, floor)]
 
 
 def _tsv(updates: Sequence[Tensor], k: int, floor: float) -> list[tuple[Tensor, Tensor]]:
@@ -82,13 +89,13 @@ def _tsv(updates: Sequence[Tensor], k: int, floor: float) -> list[tuple[Tensor, 
     V = torch.cat([vectors for vectors, _ in parts], 1)
     if V.shape[1] == 0:
         return [(tau[:, :0], vectors) for tau, (vectors, _) in zip(updates, parts, strict=True)]
-    U = torch.cat([tau @ (v / s) for tau, (v, s) in zip(updates, parts, strict=True)], 1)
+    U = torch.cat([product(tau, v / s) for tau, (v, s) in zip(updates, parts, strict=True)], 1)
     of_left = inverse_root(gram_of_columns(U), lambda: U)
-    right = V @ inverse_root(gram_of_columns(V), lambda: V)
+    right = product(V, inverse_root(gram_of_columns(V), lambda: V))
     found, start = [], 0
     for _, s in parts:
         own = slice(start, start + len(s))
-        found.append((U @ (of_left[:, own] * s), right[:, own]))
+        found.append((product(U, of_left[:, own] * s), right[:, own]))
         start += len(s)
     return found
 
@@ -127,12 +134,12 @@ def ridge(updates: Sequence[Tensor]) -> list[Tensor]:
             total.add_(gram_of_columns(tau), alpha=share / count)
         inverse = _regularised_inverse(total)
         return [
-            (gram_of_columns(tau.mT).mul_(share) @ tau) @ inverse
+            product(product(gram_of_columns(tau.mT).mul_(share), tau), inverse)
             for tau, share in zip(updates, shares, strict=True)
         ]
     grams = [gram_of_columns(tau).mul_(share) for tau, share in zip(updates, shares, strict=True)]
     inverse = _regularised_inverse(torch.stack(grams).sum(0) / count)
-    return [tau @ (gram @ inverse) for tau, gram in zip(updates, grams, strict=True)]
+    return [product(tau, product(gram, inverse)) for tau, gram in zip(updates, grams, strict=True)]
 
 
 def _ridge_by_outputs(updates: Sequence[Tensor], sizes: Sequence[float]) -> list[Tensor]:
@@ -143,7 +150,7 @@ def _ridge_by_outputs(updates: Sequence[Tensor], sizes: Sequence[float]) -> list
     rows = [slice(i * m, (i + 1) * m) for i in range(count)]
     own = [count * size * K[some, some] for some, size in zip(rows, sizes, strict=True)]
     inverse = _regularised_inverse(K)
-    return [(block @ inverse[some]) @ T for block, some in zip(own, rows, strict=True)]
+    return [product(product(block, inverse[some]), T) for block, some in zip(own, rows, strict=True)]
 
 
 def _regularised_inverse(gram: Tensor) -> Tensor:
@@ -161,7 +168,7 @@ def wudi(updates: Sequence[Tensor], floor: float = 0.0) -> list[Tensor]:
     (m, n), count = updates[0].shape, len(updates)
     if count * m < n:
         basis = torch.linalg.qr(torch.cat(list(updates)).mT).Q
-        return [core @ basis.mT for core in wudi([tau @ basis for tau in updates], floor)]
+        return [product(core, basis.mT) for core in wudi([product(tau, basis) for tau in updates], floor)]
     squares = [float(torch.linalg.vector_norm(tau)) ** 2 for tau in updates]
     if not any(squares):
         return [torch.zeros_like(tau) for tau in updates]
@@ -173,9 +180,9 @@ def wudi(updates: Sequence[Tensor], floor: float = 0.0) -> list[Tensor]:
     L, E = leading_inputs(total, noise)
     found = []
     for tau, square in zip(updates, squares, strict=True):
-        on_E = tau @ E
-        shared = tau @ (tau.mT @ on_E) / (L * (square or 1.0))
-        found.append(tau + (shared - on_E) @ E.mT)
+        on_E = product(tau, E)
+        shared = product(tau, product(tau.mT, on_E)).div_(L * (square or 1.0))
+        found.append(product(shared.sub_(on_E), E.mT).add_(tau))
     return found
 
 

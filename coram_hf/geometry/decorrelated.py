@@ -12,7 +12,7 @@ from torch import Tensor
 from coram_hf.config import CoramConfig, Decorrelate
 from coram_hf.geometry.decorrelate import decorrelated, default_rank
 from coram_hf.geometry.linalg import gram_of_columns, rows_through_gram
-from coram_hf.geometry.slices import compute_dtype
+from coram_hf.geometry.slices import as_float64, compute_dtype
 
 Factors = tuple[Tensor, Tensor]
 """B (m x r) and A (r x n) of an update B A of low rank."""
@@ -67,7 +67,7 @@ def decorrelate_experts(
 
     Directions that rounding to float32 (float64 for float64 weights) explains count as zero.
     """
-    W0 = _loaded(base, config, device)
+    W0 = _loaded(base, config, device, [base.dtype, *(expert.dtype for expert in experts)])
     raw = [expert.detach().to(W0) - W0 for expert in experts]
     before = _shared(raw)
     changed = decorrelated(raw, _how(config), floor=_rounding_floor(base, experts, W0))
@@ -112,10 +112,15 @@ def _decorrelated_cores(
     return (Q, P), cores, decorrelated(cores, _how(config), rank)
 
 
-def _loaded(base: Tensor, config: CoramConfig, device: torch.device | None) -> Tensor:
-    """W_0 in float64 unless float32 is requested, which only `ridge`, being well-conditioned, takes."""
+def _loaded(
+    base: Tensor,
+    config: CoramConfig,
+    device: torch.device | None,
+    dtypes: Sequence[torch.dtype] = (torch.float64,),
+) -> Tensor:
+    """W_0 in float64; for `ridge`, which is well-conditioned, in the dtype of products for weights of `dtypes`."""
     device = base.device if device is None else device
-    asked = compute_dtype(config, [torch.float64], device)
+    asked = compute_dtype(config, dtypes, device)
     return base.detach().to(device, asked if config.decorrelate == "ridge" else torch.float64)
 
 
@@ -129,10 +134,11 @@ def _measured(before: Tensor, after: Sequence[Tensor], factors: Sequence[float] 
 def _assembled(
     W0: Tensor, measured: Decorrelation, updates: Sequence[Tensor], factors: Sequence[float] | None
 ) -> Decorrelated:
-    """W_0 + f_i tau~_i, written over the updates; balancing commutes with every way to decorrelate."""
-    for tau, factor in zip(updates, factors or [1.0] * len(updates), strict=True):
-        torch.add(W0, tau, alpha=factor, out=tau)
-    return Decorrelated(list(updates), measured)
+    """W_0 + f_i tau~_i, in float64 over updates that are; balancing commutes with every way to decorrelate."""
+    base, wide = as_float64(W0), [as_float64(tau) for tau in updates]
+    for tau, factor in zip(wide, factors or [1.0] * len(wide), strict=True):
+        torch.add(base, tau, alpha=factor, out=tau)
+    return Decorrelated(wide, measured)
 
 
 def _between(frame: Factors, core: Tensor) -> Factors:

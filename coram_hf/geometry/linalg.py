@@ -1,7 +1,7 @@
 """Singular vectors, inverse roots and the largest eigenvalue from Gram matrices, in float64.
 
-On one core, numpy's Gram matrix takes half the products of torch's; its eigendecomposition, and products with
-a few rows, are also faster. On several cores its threads and torch's would wait for each other.
+On one core, numpy's Gram matrix takes half the products of torch's; its eigendecomposition and its products are
+also faster. On several cores its threads and torch's would wait for each other.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ LANCZOS_SIZE, LANCZOS_STEPS, LANCZOS_ERROR = 512, 400, 1e-11
 
 def gram(blocks: Iterable[Tensor]) -> Tensor:
     """A^T A in float64, from blocks of rows of A."""
-    wide = (block.double() for block in blocks)
-    first = next(wide)
-    total = first.mT @ first
-    for block in wide:
-        total.addmm_(block.mT, block)
+    squares = (gram_of_columns(block.double()) for block in blocks)
+    total = next(squares)
+    for square in squares:
+        total += square
     return total
 
 
@@ -44,12 +43,16 @@ def gram_of_columns(A: Tensor) -> Tensor:
     return torch.from_numpy(X.T @ X)
 
 
+def product(A: Tensor, B: Tensor) -> Tensor:
+    """A B of two large matrices."""
+    if not _on_one_core(A):
+        return A @ B
+    return torch.from_numpy(A.numpy() @ B.numpy())
+
+
 def rows_through_gram(rows: Tensor, A: Tensor) -> Tensor:
     """Z A^T A for a few rows Z."""
-    if not _on_one_core(A):
-        return (rows @ A.mT) @ A
-    X = A.numpy()
-    return torch.from_numpy((rows.numpy() @ X.T) @ X)
+    return product(product(rows, A.mT), A)
 
 
 def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,11 +83,11 @@ def inverse_root(squared: Tensor, matrix: Callable[[], Tensor]) -> Tensor:
     """
     squares, E = eigen(squared)
     if squares[0] > GRAM_RATIO**2 / math.sqrt(len(squares)) * squares[-1]:
-        return (E / squares.sqrt()) @ E.mT
+        return product(E / squares.sqrt(), E.mT)
     A = matrix()
     _, S, Vh = torch.linalg.svd(A, full_matrices=False)
     kept = S > torch.finfo(S.dtype).eps * max(A.shape) * S[0]
-    return (Vh[kept].mT / S[kept]) @ Vh[kept]
+    return product(Vh[kept].mT / S[kept], Vh[kept])
 
 
 def largest_eigenvalue(symmetric: Tensor) -> float:

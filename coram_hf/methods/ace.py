@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import Range
-from coram_hf.geometry.linalg import gram_of_columns
+from coram_hf.geometry.linalg import gram_of_columns, product
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
@@ -62,11 +62,11 @@ def ace(
         regular = S.clone()
         regular.diagonal().add_(eps / trace)
         A.add_(regular, alpha=weight)
-        B.add_(centred @ regular, alpha=weight)
+        B.add_(product(centred, regular), alpha=weight)
     prior = covariance.mean(0) / (statistics.mean(energies) + TINY if uneven else 1.0)
     delta = torch.linalg.solve(A + prior, B, left=False)
     if uneven:
-        residual = sum(w * (tau @ (S - A / len(pairs))) for (w, tau), S in zip(pairs, used, strict=True))
+        residual = sum(w * product(tau, S - A / len(pairs)) for (w, tau), S in zip(pairs, used, strict=True))
         delta += leading_isotropic(delta + residual, fraction)
     return (scale * delta).to(updates.dtype)
 

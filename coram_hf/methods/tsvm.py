@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.config import Range
-from coram_hf.geometry.linalg import gram, inverse_root, leading_right_vectors
+from coram_hf.geometry.linalg import gram, inverse_root, leading_right_vectors, product
 from coram_hf.geometry.slices import row_blocks
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.linear import weighted_mean
@@ -57,14 +57,14 @@ def _decorrelated(updates: Updates, right: list[Tensor], spectrum: list[Tensor],
     projections = [vectors / values for vectors, values in zip(right, spectrum, strict=True)]
 
     def left_vectors(rows: slice = slice(None)) -> Tensor:
-        parts = [updates.tau(i, rows).double() @ P for i, P in enumerate(projections)]
+        parts = [product(updates.tau(i, rows).double(), P) for i, P in enumerate(projections)]
         return torch.cat(parts, dim=1)
 
     of_left = gram(left_vectors(rows) for rows in row_blocks(out))
-    polar_V = V @ inverse_root(V.mT @ V, lambda: V)
-    from_left = (inverse_root(of_left, left_vectors) * (scale * S)) @ polar_V.mT
+    polar_V = product(V, inverse_root(gram([V]), lambda: V))
+    from_left = product(inverse_root(of_left, left_vectors) * (scale * S), polar_V.mT)
     for rows in row_blocks(out):
-        out[rows] = (left_vectors(rows) @ from_left).to(out.dtype)
+        out[rows] = product(left_vectors(rows), from_left).to(out.dtype)
     return out
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coram_hf.geometry.decorrelate import leading_inputs
-from coram_hf.geometry.linalg import gram_of_columns
+from coram_hf.geometry.linalg import gram_of_columns, product
 from coram_hf.methods.baseline import Baseline
 from coram_hf.methods.linear import weighted_mean
 from coram_hf.methods.updates import Updates
@@ -33,12 +33,13 @@ def wudi(updates: Updates, *, scale: Annotated[float, "Coefficient of the merged
         if square > 0:
             gram = gram_of_columns(tau).mul_(count * weight / square)
             C += gram
-            D += tau @ gram
+            D += product(tau, gram)
             total.add_(tau, alpha=count * weight)
     if not C.any():
         return updates.shaped(updates.empty().zero_())
     L, E = leading_inputs(C)
-    return (scale * (total + ((D @ E) / L - total @ E) @ E.mT)).to(updates.dtype)
+    change = product(product(D, E) / L - product(total, E), E.mT)
+    return (scale * (total + change)).to(updates.dtype)
 
 
 WUDI = Baseline(wudi)

@@ -220,3 +220,20 @@ def test_float32_is_close_to_float64():
         for dtype in ("float64", "float32")
     )
     assert float((exact - quick).norm() / (exact - base).norm()) < 1e-4
+
+
+def test_ridge_of_16_bit_weights_computes_in_float32_and_all_else_in_float64():
+    w0, taus = problem((40, 30))
+    for dtype, how, precision in (
+        (torch.bfloat16, "ridge", "float32"),
+        (torch.float32, "ridge", "float64"),
+        (torch.bfloat16, "tsv", "float64"),
+    ):
+        base, *experts = tensors([w0, *(w0 + tau for tau in taus)], dtype)
+        moved = {
+            name: decorrelate_experts(base, experts, CoramConfig(decorrelate=how, compute_dtype=name)).experts
+            for name in ("auto", "float64", "float32")
+        }
+        assert all(map(torch.equal, moved["auto"], moved[precision]))
+        exact, quick = (moved[name][0].double() - base.double() for name in ("float64", "float32"))
+        assert float((exact - quick).norm() / exact.norm()) < 1e-5
