@@ -118,7 +118,7 @@ def _loaded(
     device: torch.device | None,
     dtypes: Sequence[torch.dtype] = (torch.float64,),
 ) -> Tensor:
-    """W_0 in float64; for `ridge`, which is well-conditioned, in the dtype of products for weights of `dtypes`."""
+    """W_0 in float64; for `ridge`, which is well-conditioned, as products of weights of these dtypes are."""
     device = base.device if device is None else device
     asked = compute_dtype(config, dtypes, device)
     return base.detach().to(device, asked if config.decorrelate == "ridge" else torch.float64)
@@ -134,7 +134,7 @@ def _measured(before: Tensor, after: Sequence[Tensor], factors: Sequence[float] 
 def _assembled(
     W0: Tensor, measured: Decorrelation, updates: Sequence[Tensor], factors: Sequence[float] | None
 ) -> Decorrelated:
-    """W_0 + f_i tau~_i, in float64 over updates that are; balancing commutes with every way to decorrelate."""
+    """W_0 + f_i tau~_i, over float64 updates in place; balancing commutes with every way to decorrelate."""
     base, wide = as_float64(W0), [as_float64(tau) for tau in updates]
     for tau, factor in zip(wide, factors or [1.0] * len(wide), strict=True):
         torch.add(base, tau, alpha=factor, out=tau)

@@ -1,7 +1,7 @@
 """Singular vectors, inverse roots and the largest eigenvalue from Gram matrices, in float64.
 
-On one core, numpy's Gram matrix takes half the products of torch's; its eigendecomposition and its products are
-also faster. On several cores its threads and torch's would wait for each other.
+On one core, numpy's Gram matrix takes half the products of torch's; its eigendecomposition and its products
+are also faster. On several cores its threads and torch's would wait for each other.
 """
 
 from __future__ import annotations
