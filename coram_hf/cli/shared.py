@@ -108,7 +108,7 @@ Lines = Annotated[
 Baselines = Annotated[
     list[str] | None,
     typer.Option(
-        help="A method or preset to compare with, by default all; may be repeated.",
+        help="A method or preset to compare with; by default the paper's rivals and newer ones.",
         autocompletion=complete_method,
     ),
 ]
