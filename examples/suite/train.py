@@ -67,6 +67,8 @@ WHOLE = {
     HARD: Recipe("initials", "full", 0, steps=60, lr=4e-4),
 }
 """Trained less far than the adapters, and in all weights, embeddings and norms included."""
+OTHER = {**EXPERTS, HARD: replace(EXPERTS[HARD], lr=4e-3)}
+"""Of the second base, on which the hard expert does not learn its task at twice that rate."""
 
 
 class Family(NamedTuple):
@@ -94,7 +96,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "adapters": Family(SMOLLM2, HERE / "adapters", EXPERTS),
     "full": Family(SMOLLM2, HERE / "full", WHOLE),
-    "gemma3": Family(GEMMA3, HERE / "gemma3", EXPERTS, fast_layers),
+    "gemma3": Family(GEMMA3, HERE / "gemma3", OTHER, fast_layers),
 }
 EVEN = [name for name in EXPERTS if name != HARD]
 UNEVEN = [HARD if name == "initials" else name for name in EVEN]
