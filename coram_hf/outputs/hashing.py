@@ -14,7 +14,7 @@ from typing import Any
 from coram_hf.outputs.layout import Layout
 from coram_hf.outputs.pages import forget
 
-BLOCK = 2**22
+BLOCK = 2**20
 
 
 class FollowingHash:
