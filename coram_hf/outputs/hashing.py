@@ -30,6 +30,10 @@ class FollowingHash:
         for name in names:
             self._pending.pop(name, None)
 
+    def reach(self, name: str, offset: int) -> None:
+        """Note that a tensor that is still being written is complete up to an offset in the file."""
+        self._pending[name] = offset
+
     def follow(self) -> None:
         """Hash what has been completed."""
         end = min(self._pending.values(), default=self._size)
