@@ -106,7 +106,7 @@ def test_blocks_of_rows_are_small_whatever_the_shape():
     rows = as_rows(stack)
     most = max((rows[block].numel() for block in row_blocks(rows)), default=0)
     assert rows.shape == (2048, 64)
-    assert most <= slices.CHUNK_BYTES // 12 // 8
+    assert most <= slices.CHUNK_BYTES // 6 // 8
     assert [tuple(as_rows(torch.empty(shape)).shape) for shape in ((), (3,), (0, 2), (0, 3, 0))] == [
         (1,),
         (3,),
@@ -279,6 +279,8 @@ def test_memory_is_that_of_chunks_unless_a_method_takes_whole_tensors(two_thread
     assert disk == sum(parameter.nbytes for parameter in base.parameters())
     for by_rows in (of_method("linear"), of_method("ties"), of_line("full.ta"), of_line("full.ties")):
         assert by_rows == (disk, memory)
+    assert of_line("ca+ave")[1] == of_line("SS(full,mean)")[1] == memory + 2 * slices.CHUNK_BYTES
+    assert of_line("SS(ca+ave,mean)")[1] == memory + 4 * slices.CHUNK_BYTES
     assert of_method("dare_ties") == (disk, memory + 2 * two_largest(sizes))
     assert of_line("full.tsvm") == (disk, memory + 2 * two_largest(sizes.keys() - set(targets)))
     assert two_largest(sizes) > two_largest(sizes.keys() - set(targets))

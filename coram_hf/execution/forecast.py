@@ -32,7 +32,7 @@ HASH_RATE = 1.2e9
 CARD_SECONDS = 0.5
 """Seconds for the card and its figure, whose library is imported during the merge."""
 
-RESIDENT = 320 * 2**20
+RESIDENT = 340 * 2**20
 """Bytes of memory of the interpreter and its libraries."""
 
 WHOLE_COPIES = 2

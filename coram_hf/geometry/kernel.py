@@ -74,8 +74,8 @@ class Merged(NamedTuple):
     squares: Tensor
 
 
-AGAIN = 16
-"""The number of slices that are merged again at a time, in float64 or by SVD, to bound their memory."""
+AGAIN_BYTES = 4 * 2**20
+"""Bytes of the slices that are merged again at a time, in float64 or by SVD, beside the chunk."""
 
 
 def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) -> Merged:
@@ -90,7 +90,8 @@ def merge_slices(stack: Tensor, weights: Tensor, branch: Branch, out: Tensor) ->
     stats.float32 = int(trusted.sum()) if products.rounded else 0
     if not trusted.all():
         again = _in_float64 if products.rounded else _svd_update
-        for few in (~trusted).nonzero()[:, 0].to(stack.device).split(AGAIN):
+        count = max(1, AGAIN_BYTES // (8 * stack[0].numel()))
+        for few in (~trusted).nonzero()[:, 0].to(stack.device).split(count):
             update[few], more = again(stack[few], weights, branch)
             stats += more
     return Merged(update, stats, products.squares())

@@ -15,7 +15,7 @@ from coram_hf.geometry.conflict import split_conflicts_
 from coram_hf.geometry.cores import one_core
 from coram_hf.geometry.decorrelated import decorrelate_experts
 from coram_hf.geometry.kernel import SliceStats, merge_slices
-from coram_hf.geometry.products import BASE, EXPERTS
+from coram_hf.geometry.products import BASE, EXPERTS, block_squares
 from coram_hf.geometry.slices import (
     Chunk,
     Rows,
@@ -202,20 +202,22 @@ class SliceRows(Rows):
         n_slices = (part.stop - part.start) // part.height
         shape = (n_slices, len(self._matrices), part.height, self._d_in)
         stack = self._buffer[: math.prod(shape)].view(shape)
-        base, *experts = (rows.unflatten(0, (n_slices, part.height)) for rows in self._rows(part))
+        models = (rows.unflatten(0, (n_slices, part.height)) for rows in self._rows(part))
+        base = next(models)
         stack[:, BASE].copy_(base)
-        for room, expert in zip(stack[:, EXPERTS:].unbind(1), experts, strict=True):
+        for room, expert in zip(stack[:, EXPERTS:].unbind(1), models, strict=True):
             if expert.dtype.itemsize > stack.dtype.itemsize:
                 room.copy_(expert - base)
             else:
                 room.copy_(expert).sub_(stack[:, BASE])
         return stack
 
-    def _rows(self, part: Chunk) -> list[Tensor]:
+    def _rows(self, part: Chunk) -> Iterator[Tensor]:
         """The rows of a part of W_0 and every W_i."""
         if self._staging is not None:
-            return self._staging.rows(part)
-        return [gather(matrix, part, self._order) for matrix in self._matrices[1:]]
+            yield from self._staging.rows(part)
+        else:
+            yield from (gather(matrix, part, self._order) for matrix in self._matrices[1:])
 
     def stored_squares(self, squares: Tensor, stack: Tensor) -> Tensor:
         """|W_0|^2 and |W_i - W_0|^2 from those of base and rescaled updates, unless they overflowed."""
@@ -233,12 +235,6 @@ class SliceRows(Rows):
         """The rows of the matrix that a part contains."""
         rows = slice(part.start, part.stop)
         return rows if self._order is None else self._order[rows]
-
-
-def block_squares(stack: Tensor) -> Tensor:
-    """|W_0|^2 and |tau_i|^2 over some slices, summed in float64."""
-    norms = [torch.linalg.vector_norm(as_float64(block)) for block in stack[:, BASE:].unbind(1)]
-    return torch.stack(norms).square()
 
 
 def update_dtype(base: Tensor) -> torch.dtype:

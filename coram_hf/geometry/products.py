@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coram_hf.geometry.slices import as_float64, scratch
+from coram_hf.geometry.slices import as_float64, scratch, with_float64
 
 BASE, EXPERTS = 1, 2
 """The blocks of a stack that hold W_0 and, from there on, the updates."""
@@ -60,6 +60,14 @@ def products_of(stack: Tensor) -> Products:
         cross = as_float64(torch.bmm(stack[:, BASE], updates.mT))
         own = as_float64(torch.bmm(every, every.mT).unflatten(0, (-1, EXPERTS + n_experts))[:, EXPERTS:])
     return Products(base, cross.unflatten(2, (n_experts, height)).transpose(1, 2), own, rounded)
+
+
+def block_squares(stack: Tensor) -> Tensor:
+    """|W_0|^2 and |tau_i|^2 over some slices, summed in float64, without their products."""
+    like = stack[:, BASE]
+    wide = scratch("base", like.numel(), torch.float64, with_float64(stack.device)).view(like.shape)
+    norms = [torch.linalg.vector_norm(wide.copy_(block)) for block in stack[:, BASE:].unbind(1)]
+    return torch.stack(norms).square()
 
 
 def combine_updates(P: Tensor, stack: Tensor) -> Tensor:

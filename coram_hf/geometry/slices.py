@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from coram_hf.config import CoramConfig
 
-CHUNK_BYTES = 24 * 2**20
+CHUNK_BYTES = 12 * 2**20
 """Size of the working buffer of one chunk: small enough for a last-level cache, large enough for `bmm`."""
 
 
@@ -47,10 +48,10 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def row_blocks(tensor: Tensor) -> Iterator[slice]:
-    """Ranges of rows of `as_rows(tensor)` whose float64 copies fit in a chunk."""
+    """Ranges of rows of `as_rows(tensor)`, several float64 copies of which fit in a chunk."""
     rows = len(as_rows(tensor))
     row_bytes = 8 * tensor.numel() // max(1, rows)
-    step = max(1, CHUNK_BYTES // 12 // max(1, row_bytes))
+    step = max(1, CHUNK_BYTES // 6 // max(1, row_bytes))
     for start in range(0, rows, step):
         yield slice(start, start + step)
 
@@ -152,5 +153,14 @@ def scratch(use: str, numel: int, dtype: torch.dtype, device: torch.device | str
     buffer = kept.get(key)
     if buffer is None or len(buffer) < numel:
         with torch.inference_mode(False):
-            buffer = kept[key] = torch.empty(numel, dtype=dtype, device=device)
+            kept.pop(key, None)
+            buffer = kept[key] = _new(numel, dtype, torch.device(device))
     return buffer[:numel]
+
+
+def _new(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """New memory; if possible straight from the system: the allocator keeps much of what it gets back."""
+    if device.type != "cpu" or numel == 0 or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(numel, dtype=dtype, device=device)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, numel * dtype.itemsize, flags=private), dtype=dtype)

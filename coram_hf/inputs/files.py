@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -20,6 +20,7 @@ from transformers.utils import (
 )
 
 from coram_hf.errors import CoramError
+from coram_hf.inputs.mapped import mapped_tensors
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of the floating-point types of safetensors."""
@@ -180,8 +181,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 def _open(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         if path.suffix == ".safetensors":
-            handle: Any = safe_open(path, framework="pt")
-            yield from ((key, handle.get_tensor(key)) for key in handle.keys())  # noqa: SIM118
+            yield from mapped_tensors(path)
         else:
             yield from _read_pickle(path).items()
     except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, AttributeError) as error:

@@ -18,6 +18,7 @@ from coram_hf.config import (
 )
 from coram_hf.errors import CoramError
 from coram_hf.geometry import merge_rows
+from coram_hf.geometry.slices import CHUNK_BYTES
 from coram_hf.inputs.inputs import Inputs, Parameter
 from coram_hf.methods.baseline import euclidean_blocks, yaml_text
 from coram_hf.methods.decorrelated import decorrelated_blocks, memory_of
@@ -43,10 +44,11 @@ class Coram:
 
     def names(self, inputs: Inputs) -> dict[str, How]:
         """The amplified targets, and with a residual pathway all other floating-point tensors."""
-        residual = self.configuration.residual
-        found = dict.fromkeys(inputs.targets, How(amplified=True, by_rows=True))
-        if self.configuration.decorrelate is not None:
-            found = {name: how._replace(memory=memory_of(inputs, name)) for name, how in found.items()}
+        config, residual = self.configuration, self.configuration.residual
+        more = sum(CHUNK_BYTES for part in (config.conflict, config.spread) if part is not None)
+        found = dict.fromkeys(inputs.targets, How(amplified=True, by_rows=True, memory=more))
+        if config.decorrelate is not None:
+            found = {n: how._replace(memory=more + memory_of(inputs, n)) for n, how in found.items()}
         if residual is not None:
             found |= dict.fromkeys(inputs.outside, How(amplified=False, by_rows=residual in BY_ROWS))
         return found

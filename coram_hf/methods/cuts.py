@@ -15,8 +15,8 @@ from coram_hf.methods.updates import Updates
 
 SMALL = 1 << 16
 """Number of entries up to which a cut is found by selection among all of them."""
-SAMPLE = 1 << 15
-"""Smallest number of entries from which the range around a cut is estimated."""
+SAMPLE, LARGEST_SAMPLE = 1 << 15, 1 << 21
+"""Smallest and largest number of entries from which the range around a cut is estimated."""
 DEVIATIONS = 6
 """Half the width of that range, in standard deviations of a quantile of the sample."""
 
@@ -67,7 +67,8 @@ class Bracket:
                 return found
             k -= count
         if k <= len(inside):
-            return float(np.partition(inside, len(inside) - k)[len(inside) - k])
+            inside.partition(len(inside) - k)
+            return float(inside[len(inside) - k])
         return self._low if k <= len(inside) + self._at_low else None
 
 
@@ -78,15 +79,16 @@ def _blocks(updates: Updates, i: int) -> Iterator[Tensor]:
 def _bracket(updates: Updates, i: int, density: float) -> Bracket:
     """A range that most probably contains the cut of tau_i, from entries on a regular grid."""
     base, expert = as_rows(updates.base), as_rows(updates.experts[i])
-    step = max(1, base.numel() // max(SAMPLE, base.numel() // 64))
+    step = max(1, base.numel() // min(LARGEST_SAMPLE, max(SAMPLE, base.numel() // 64)))
     down = math.isqrt(step) if base.ndim > 1 else 1
     grid = tuple(slice(None, None, by) for by in (down, max(1, step // down)))[-base.ndim :]
-    sample = (expert[grid].float() - base[grid].float()).mul_(updates.factors[i]).abs_().flatten()
+    sample = expert[grid].float().sub_(base[grid]).mul_(updates.factors[i]).abs_().flatten().numpy()
     count = len(sample)
     margin = DEVIATIONS * math.sqrt(density * (1 - density) / count) + 2 / count
     lowest, highest = math.ceil((density + margin) * count), math.floor((density - margin) * count)
-    low = float(sample.kthvalue(count - lowest + 1).values) if lowest <= count else 0.0
-    high = float(sample.kthvalue(count - highest + 1).values) if highest >= 1 else math.inf
+    sample.partition([max(0, count - lowest), min(count - 1, count - highest)])
+    low = float(sample[count - lowest]) if lowest <= count else 0.0
+    high = float(sample[count - highest]) if highest >= 1 else math.inf
     return Bracket(low, high)
 
 

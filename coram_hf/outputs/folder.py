@@ -127,13 +127,8 @@ class FolderSink:
 
     def sync(self) -> None:
         """Wait until everything written is on the disk."""
-        for name, file in self._files.items():
-            os.fsync(file.fileno())
-            if name in self._hashes:
-                self._hashes[name].follow()
-                forget(file.fileno(), 0, self._hashes[name].done)
-            else:
-                forget(file.fileno())
+        for name in self._files:
+            self._settle(name)
 
     def _copy(self, tensor: Tensor, disk: str) -> None:
         """Write a tensor a few rows at a time, waiting for the disk in between."""
@@ -143,7 +138,20 @@ class FolderSink:
         for start in range(0, len(values), step):
             place[start : start + step] = values[start : start + step]
             if values.nbytes > SYNC_BYTES:
-                _flush(self._files[self._layout.places[disk].file])
+                name, offset, _ = self._layout.places[disk]
+                if name in self._hashes:
+                    self._hashes[name].reach(disk, offset + values[: start + step].nbytes)
+                self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """Wait until a file is on the disk, and drop the cached pages that need not be hashed any more."""
+        handle = self._files[name].fileno()
+        os.fsync(handle)
+        if name in self._hashes:
+            self._hashes[name].follow()
+            forget(handle, 0, self._hashes[name].done)
+        else:
+            forget(handle)
 
     def _place(self, disk: str) -> FileTensor:
         file, offset, like = self._layout.places[disk]
@@ -159,12 +167,6 @@ class FolderSink:
     def _is_mapped(self, file: str, tensor: Tensor) -> bool:
         mapped = self._mapped.get(file)
         return mapped is not None and 0 <= tensor.data_ptr() - mapped.data_ptr() < mapped.nbytes
-
-
-def _flush(file: FileIO) -> None:
-    """Wait until a file is on the disk, and drop its cached pages."""
-    os.fsync(file.fileno())
-    forget(file.fileno())
 
 
 def reserve(file: FileIO, size: int) -> None:

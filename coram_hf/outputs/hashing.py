@@ -14,7 +14,7 @@ from typing import Any
 from coram_hf.outputs.layout import Layout
 from coram_hf.outputs.pages import forget
 
-BLOCK = 2**22
+BLOCK = 2**20
 
 
 class FollowingHash:
@@ -29,6 +29,10 @@ class FollowingHash:
         """Note tensors that are written."""
         for name in names:
             self._pending.pop(name, None)
+
+    def reach(self, name: str, offset: int) -> None:
+        """Note that a tensor that is still being written is complete up to an offset in the file."""
+        self._pending[name] = offset
 
     def follow(self) -> None:
         """Hash what has been completed."""

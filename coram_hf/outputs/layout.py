@@ -17,22 +17,9 @@ from coram_hf.errors import CoramError
 from coram_hf.inputs.inputs import Inputs
 from coram_hf.inputs.internals.hooks import without_hooks
 from coram_hf.inputs.internals.models import not_saved, saved_together, tied_on_load, to_disk
+from coram_hf.inputs.mapped import DTYPES
 from coram_hf.inputs.offloaded import tied_names
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
 ALIGNMENT = 8
 
 Unit = tuple[str, ...]

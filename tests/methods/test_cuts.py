@@ -45,6 +45,14 @@ def test_cuts_are_those_of_a_sorted_list(tau):
     assert tensor_cuts(updates, (0.0,) * count) == [math.inf] * count
 
 
+@pytest.mark.parametrize("tau", UPDATES.values(), ids=UPDATES)
+def test_cuts_do_not_depend_on_the_size_of_the_sample(tau, monkeypatch):
+    updates = Updates(torch.zeros_like(tau), [tau] * 2, (0.5, 0.5), (1.0, 1.0))
+    found = tensor_cuts(updates, (0.2, 0.001))
+    monkeypatch.setattr("coram_hf.methods.cuts.LARGEST_SAMPLE", 1 << 10)
+    assert tensor_cuts(updates, (0.2, 0.001)) == found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_entries_that_equal_the_cut_are_kept(dtype):
     tau = torch.tensor([0.5, -0.25, 0.25, 0.0, -0.125], dtype=dtype)

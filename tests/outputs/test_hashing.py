@@ -28,3 +28,20 @@ def test_every_order_gives_the_hash_of_the_whole_file(tmp_path, order):
             left = [OFFSETS[other] for other in order[number:]]
             assert following.done == min(left, default=len(WHOLE))
         assert following.found() == {"size": len(WHOLE), "sha256": hashlib.sha256(WHOLE).hexdigest()}
+
+
+def test_a_tensor_is_hashed_as_far_as_it_is_written(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(WHOLE)
+    with FileIO(path, "r+") as file:
+        following = FollowingHash(file, len(WHOLE), OFFSETS)
+        following.reach("c", OFFSETS["c"] + 2)
+        following.follow()
+        assert following.done == OFFSETS["a"]
+        following.complete(["a", "b"])
+        following.follow()
+        assert following.done == OFFSETS["c"] + 2
+        assert following.found() is None
+        following.complete(["c"])
+        following.follow()
+        assert following.found() == {"size": len(WHOLE), "sha256": hashlib.sha256(WHOLE).hexdigest()}
