@@ -159,7 +159,8 @@ class CoramConfig(Options, Saved):
     scale: Annotated[
         Scale,
         "What kappa multiplies: sqrt(N); the measured c_RMS, as always after decorrelation; or neutral, the "
-        "lambda at which the merge changes neutral text as much as a typical expert (not part of the paper).",
+        "lambda at which the merge changes neutral text as much as a typical expert, within a limit (not part "
+        "of the paper).",
     ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
     lambda_step: Annotated[

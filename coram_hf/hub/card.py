@@ -35,7 +35,7 @@ CHOICE = {
     "kappa": "lambda = kappa * scale, with a given kappa",
     "amplitude": "lambda = a * c_RMS, with a given amplitude a",
     "neutral": "lambda = kappa * scale, with the scale at which the merge changes neutral text as much as a "
-    "typical expert does; nothing was evaluated",
+    "typical expert does, within a limit; nothing was evaluated",
     "given": "lambda was given, by hand or after a sweep",
     "calibrated": "lambda, and factors if any, were found from a few unlabelled prompts",
 }
@@ -188,7 +188,7 @@ def _amplitude(report: MergeReport) -> list[tuple[str, str]]:
         if report.neutral:
             rows.append(("neutral scale", number(report.neutral["scale"])))
             shifts = [number(report.neutral[key]) for key in ("merged", "target")]
-            rows.append(("KL from the base on neutral text: merge, typical expert", ", ".join(shifts)))
+            rows.append(("KL from the base on neutral text: merge, aim of the scale", ", ".join(shifts)))
     rows += [("c_RMS", number(report.c_rms)), ("sqrt(N)", number(report.sqrt_n))]
     rows.append(("amplitude a, the size of the merged update over the experts'", number(report.amplitude)))
     return [*rows, *((DECORRELATION[key], number(value)) for key, value in report.decorrelation.items())]

@@ -68,7 +68,8 @@ class MergeReport(Shown):
     "neutral" (kappa times the neutral scale), "given" (lambda was passed, and kappa was not used) or
     "calibrated" (found from unlabelled prompts). calibration: how, as the fields of a `Calibration`.
     neutral: for the neutral scale, its value, and the divergences from the base per token of neutral text:
-    of the experts, the target that balance and weights make of them, and that of the merge.
+    of the experts, of the typical one that balance and weights make of them, the target, which has a limit,
+    and that of the merge.
     amplitude: a = |lambda (W_merge - W_0)| / RMS_i |W_i - W_0| on the targets, of the balanced updates before
     any decorrelation, so that a decorrelated merge has a = kappa.
     decorrelation: c_rms_ratio, RMS_i |tau~_i| / |W_merge - W_0| / sqrt(N) of the decorrelated updates, is 1

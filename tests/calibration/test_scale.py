@@ -10,12 +10,12 @@ from transformers import BertConfig, BertForMaskedLM
 
 from coram_hf import CoramConfig, CoramError, CoramMerger, load_report
 from coram_hf.calibration.neutral import SENTENCES
-from coram_hf.calibration.scale import matching_scale
+from coram_hf.calibration.scale import LIMIT, matching_scale
 from coram_hf.hub import render_card
 
 
-def sources(sizes=(0.3, 0.5, 0.6)):
-    base = tiny_llama()
+def sources(sizes=(0.3, 0.5, 0.6), **options):
+    base = tiny_llama(**options)
     experts = {f"e{i}": fine_tuned(base, size, i) for i, size in enumerate(sizes)}
     return base, experts, {"tokenizer": tiny_tokenizer(), "progress": False}
 
@@ -51,6 +51,17 @@ def test_the_merge_changes_neutral_text_as_much_as_a_typical_expert(line):
     assert report.neutral["target"] == pytest.approx(target, rel=1e-3)
     assert report.neutral["merged"] == pytest.approx(target, rel=0.012)
     assert (report.lam_source, report.effective_kappa) == ("neutral", pytest.approx(1.0))
+
+
+def test_experts_far_from_the_base_do_not_take_the_merge_beyond_the_limit():
+    base, experts, options = sources(initializer_range=0.2)
+    typical = sum(shift(base, on_targets(base, expert)) for expert in experts.values()) / 3
+    assert typical > 2 * LIMIT
+    config = CoramConfig(scale="neutral", kappa=1.0)
+    result = CoramMerger(base, experts, config, **options).merge()
+    assert shift(base, result.model) == pytest.approx(LIMIT, rel=0.012)
+    assert result.report.neutral["target"] == LIMIT
+    assert result.report.neutral["typical"] == pytest.approx(typical, rel=1e-3)
 
 
 def test_a_residual_pathway_counts_on_both_sides():
