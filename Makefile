@@ -46,6 +46,7 @@ screenshots: setup .venv/demo browser
 # trains the experts that are not committed; hours
 suite: setup .venv/suite
 	$(BIN)/python examples/suite/study.py validation --row calibrated --not "calibrated,"
+	$(BIN)/python examples/suite/amplitude.py
 	$(BIN)/python examples/suite/study.py test
 	make tables
 
@@ -53,7 +54,6 @@ suite: setup .venv/suite
 tables: setup
 	$(BIN)/python examples/suite/tables.py
 	$(BIN)/python examples/suite/picture.py
-	$(BIN)/python examples/suite/figure.py
 	$(BIN)/python examples/suite/amplitude_page.py
 
 example: setup

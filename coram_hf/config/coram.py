@@ -158,9 +158,9 @@ class CoramConfig(Options, Saved):
     ] = None
     scale: Annotated[
         Scale,
-        "What kappa multiplies: sqrt(N); the measured c_RMS, as always after decorrelation; or neutral, the "
-        "lambda at which the merge changes neutral text as much as a typical expert, within a limit (not part "
-        "of the paper).",
+        "What kappa multiplies: sqrt(N); the measured c_RMS, as always after decorrelation; or neutral (not "
+        "part of the paper), the lambda at which the merge changes neutral text as much as a typical expert, "
+        "within a limit.",
     ] = "sqrt_n"
     lam: Annotated[float | None, "Amplification coefficient; by default kappa * scale."] = None
     lambda_step: Annotated[

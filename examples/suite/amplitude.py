@@ -30,10 +30,7 @@ FOLDER = RESULTS / "amplitude"
 WAYS: dict[str, Row] = {
     "sum": {"line": "full"},
     "tsv": {"line": "full", "decorrelate": "tsv"},
-    "ridge": {"line": "full", "decorrelate": "ridge"},
     "wudi": {"line": "full", "decorrelate": "wudi"},
-    "Iso-C": {"method": "iso_c", "amplitude": 1.0},
-    "ACE": {"method": "ace", "amplitude": 1.0},
 }
 """The directions, all of experts that are balanced where they are uneven."""
 UNBALANCED = "sum, unbalanced"
@@ -88,9 +85,8 @@ class Study:
         sizes = [a for a in SIZES if (way, a) not in self.known]
         if not sizes:
             return
-        scale = {} if "method" in parameters else {"scale": "c_rms", "kappa": 1.0}
         balance = {} if way == UNBALANCED else {"balance": "auto"}
-        result = self.bench.merger(**parameters, **scale, **balance).merge()
+        result = self.bench.merger(**parameters, scale="c_rms", kappa=1.0, **balance).merge()
         contraction = result.report.lam / result.report.amplitude
         for a in sizes:
             began = time.perf_counter()

@@ -6,6 +6,7 @@ python examples/suite/amplitude_page.py
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,13 +22,15 @@ from suites import HERE, SUITES
 from tables import put, recommended_direction
 from tables import read as read_study
 
+from coram_hf.calibration.scale import LIMIT
 from coram_hf.report.tables import markdown as table
 
 PAGE, FIGURE = HERE / "AMPLITUDE.md", FOLDER / "amplitude.png"
 KAPPA = 1.15
 CONSTANTS = tuple(np.round(np.geomspace(0.6, 3.0, 24), 2).tolist())
-KAPPAS = tuple(np.round(np.geomspace(0.6, 2.0, 18), 2).tolist())
-"""The constants that may be chosen on other suites: sizes, and kappas of the neutral scale."""
+KAPPAS = (0.8, 0.9, 1.0, 1.15, 1.3, 1.5)
+LIMITS = (0.06, 0.08, 0.1, 0.11, 0.12, 0.13, 0.14, 0.16, 0.2, 0.25, 0.3)
+"""The constants that may be chosen on other suites: sizes, and kappas and limits of the neutral scale."""
 TITLES = {"sum": "sum of the updates (CORAM's, for small updates)", "wudi": "WUDI", "tsv": "TSV-M"}
 
 
@@ -44,10 +47,14 @@ class Curve(NamedTuple):
         """The score at any size, linear in log a between those measured."""
         return float(np.interp(np.log(a), np.log(self.a), self.score))
 
-    def neutral(self) -> float:
-        """The size at which neutral text moves as much as by a typical expert."""
-        order = np.maximum.accumulate(self.shift)
-        return float(np.exp(np.interp(np.log(self.typical), np.log(order), np.log(self.a))))
+    def neutral(self, limit: float = math.inf) -> float:
+        """The size at which neutral text moves as much as by a typical expert, and by `limit` at most.
+
+        Beyond what was measured, a divergence grows with the square of the size.
+        """
+        target, order = min(self.typical, limit), np.maximum.accumulate(self.shift)
+        beyond = math.sqrt(max(1.0, target / order[-1]) * min(1.0, target / order[0]))
+        return beyond * float(np.exp(np.interp(np.log(target), np.log(order), np.log(self.a))))
 
     def lowest_kl(self) -> float:
         """The size of the lowest divergence, from a parabola through the lowest point and its neighbours."""
@@ -94,16 +101,24 @@ def chosen(others: Iterable[Curve], rules: Sequence[Rule]) -> Rule:
 def sizes(curves: Curves, suite: str) -> dict[str, float]:
     """The size that each rule takes for a suite; what is chosen is chosen on the other suites."""
     own, others = curves[suite], [one for name, one in curves.items() if name != suite]
-    constant = chosen(others, [lambda one, a=a: a for a in CONSTANTS])  # type: ignore[misc]
-    scaled = chosen(others, [lambda one, k=k: k * one.neutral() for k in KAPPAS])  # type: ignore[misc]
     return {
         "a = 1.15": KAPPA,
-        "constant of the others": constant(own),
-        "neutral scale, 1.15": KAPPA * own.neutral(),
-        "neutral scale, kappa of the others": scaled(own),
+        "constant of the others": chosen(others, [_constant(a) for a in CONSTANTS])(own),
+        "neutral scale, no limit, 1.15": KAPPA * own.neutral(),
+        "neutral scale, no limit, kappa of the others": chosen(others, [_neutral(k) for k in KAPPAS])(own),
+        "neutral scale, 1.15, limit of the others": chosen(others, [_neutral(KAPPA, m) for m in LIMITS])(own),
+        f"neutral scale, 1.15, limit {LIMIT}: `recommended`": KAPPA * own.neutral(LIMIT),
         "lowest KL on 16 prompts": own.lowest_kl(),
         "best of all": float(own.a[own.score.argmax()]),
     }
+
+
+def _constant(a: float) -> Rule:
+    return lambda one: a
+
+
+def _neutral(kappa: float, limit: float = math.inf) -> Rule:
+    return lambda one: kappa * one.neutral(limit)
 
 
 def scores(curves: Curves) -> str:
@@ -116,6 +131,20 @@ def scores(curves: Curves) -> str:
         cells = [f"{at:.1f} ({found[suite][rule]:.2f})" for suite, at in zip(curves, reached, strict=True)]
         lines.append([rule, *cells, f"{np.mean(reached):.1f}"])
     return table(["rule", *(SUITES[suite].title for suite in curves), "average"], lines)
+
+
+def directions(found: Mapping[str, Curves]) -> str:
+    """The average score of every direction on the suites where all are measured, by rule."""
+    ways = {way: found[way] for way in WAYS if way in found} | {"`auto`": auto(found)}
+    shared = [suite for suite in SUITES if all(suite in curves for curves in ways.values())]
+    lines = []
+    for way, curves in ways.items():
+        common = {suite: curves[suite] for suite in shared}
+        taken = {suite: sizes(common, suite) for suite in shared}
+        rules = list(taken[shared[0]])
+        means = [np.mean([one.at(taken[suite][rule]) for suite, one in common.items()]) for rule in rules]
+        lines.append([TITLES.get(way, way), *(f"{mean:.1f}" for mean in means)])
+    return table([f"average of {len(shared)} suites", *rules], lines)
 
 
 def measured(curves: Curves) -> str:
@@ -135,8 +164,8 @@ def auto(found: Mapping[str, Curves]) -> Curves:
 
 def tables(found: Mapping[str, Curves]) -> str:
     """All tables of the page."""
-    parts = []
-    for title, curves in {"the recommended direction": auto(found), **found}.items():
+    parts = ["### Directions\n", directions(found), ""] if len(found) >= len(WAYS) else []
+    for title, curves in {"the recommended direction, `auto`": auto(found), **found}.items():
         if len(curves) > 2:
             parts += [f"### Rules for the size: {TITLES.get(title, title)}\n", scores(curves), ""]
     for way, curves in found.items():

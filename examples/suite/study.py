@@ -1,6 +1,6 @@
 """Merge every suite by every method and score it: the numbers behind the tables and the choice of a default.
 
-    python examples/suite/study.py validation                  # directions and kappas, to choose on
+    python examples/suite/study.py validation                  # calibrations, to choose on
     python examples/suite/study.py test                        # the methods as chosen, scored once
     python examples/suite/study.py test --suite lora-even --row full
 
@@ -56,9 +56,6 @@ MORE_LINES: dict[str, Row] = {
     "recommended.ties": {"line": "recommended", "residual": "ties"},
 }
 """Directions at one size, other lines, and decorrelation of each."""
-
-KAPPAS = (0.8, 1.0, 1.15, 1.3, 1.5)
-DIRECTIONS = ("tsv", "wudi")
 
 
 class Calibration(NamedTuple):
@@ -149,23 +146,9 @@ Step = Callable[[Bench], None]
 
 
 def validation_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:
-    """The recommended line in each direction, at several kappas, and calibrated."""
-    for how in DIRECTIONS:
-        rows = {f"{how}, kappa={kappa:g}": kappa for kappa in KAPPAS}
-        yield list(rows), lambda bench, how=how, rows=rows: kappas(bench, how, rows)  # type: ignore[misc]
+    """The recommended line, calibrated in several ways."""
     for row, how in CALIBRATIONS.items():
         yield [row], lambda bench, r=row, h=how: calibrate(bench, r, h)  # type: ignore[misc]
-
-
-def kappas(bench: Bench, how: str, rows: dict[str, float]) -> None:
-    """Merge once, and score at every kappa; a = lambda / c_RMS is the size of the update."""
-    result = bench.merger(line="recommended", decorrelate=how, kappa=1.0).merge()
-    scale = result.report.neutral["scale"]
-    for row, kappa in rows.items():
-        if row not in bench.known:
-            began = time.perf_counter()
-            result.rescale_(kappa * scale)
-            bench.score(row, result.model, began, kappa=kappa, a=round(result.report.amplitude, 3))
 
 
 def test_steps(suite: Suite) -> Iterator[tuple[list[str], Step]]:

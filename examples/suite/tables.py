@@ -7,13 +7,12 @@ Averages are over tasks; intervals are 95 % of a bootstrap over questions, drawn
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import CALIBRATIONS, CORAM_LINES, DIRECTIONS, KAPPAS, RESULTS, RIVALS, average
+from study import CALIBRATIONS, CORAM_LINES, RESULTS, RIVALS, average
 from suites import HERE, SUITES
 
 from coram_hf.evaluation.intervals import Interval, bootstrap
@@ -134,40 +133,6 @@ def recommended_direction(suite: str) -> str:
     return "wudi" if SUITES[suite].is_full else "tsv"
 
 
-WAYS: dict[str, Callable[[str], str]] = {
-    "tsv": lambda suite: "tsv",
-    "wudi": lambda suite: "wudi",
-    "auto": recommended_direction,
-}
-
-
-def choice(suites: Mapping[str, Mapping[str, Row]]) -> str:
-    """The validation average of each way to decorrelate at every kappa; with `auto`, suite by suite.
-
-    For each suite, also the way and the kappa that the other suites would choose, and the score with them.
-    """
-    columns = [f"{how}, kappa={kappa:g}" for how in DIRECTIONS for kappa in KAPPAS]
-    known = {name: rows for name, rows in suites.items() if set(columns) <= rows.keys()}
-
-    def at(name: str, way: str, kappa: float) -> float:
-        return 100 * average(known[name][f"{WAYS[way](name)}, kappa={kappa:g}"])
-
-    def mean(of: Sequence[str], way: str, kappa: float) -> float:
-        return sum(at(name, way, kappa) for name in of) / len(of)
-
-    lines = []
-    for name in known:
-        others = [other for other in known if other != name]
-        way, kappa = max(itertools.product(WAYS, KAPPAS), key=lambda chosen: mean(others, *chosen))
-        cells = [f"{at(name, 'auto', each):.1f}" for each in KAPPAS]
-        lines.append([SUITES[name].title, *cells, f"{way}, {kappa:g}", f"{at(name, way, kappa):.1f}"])
-    for way in WAYS:
-        lines.append([f"average, {way}", *(f"{mean(list(known), way, each):.1f}" for each in KAPPAS), "", ""])
-    return table(
-        ["", *(f"kappa {kappa:g}" for kappa in KAPPAS), "choice of the others", "score with it"], lines
-    )
-
-
 LINES = (*CORAM_LINES, *(f"DEC({line})" for line in CORAM_LINES))
 AT_ONE_SIZE = ("DEC(full)", *(f"{name}, a=1.15" for name in ("TSV-M", "Iso-C", "WUDI", "ACE")))
 """The lines without a residual pathway, and the directions that are scored at a = 1.15."""
@@ -196,7 +161,6 @@ def study(validation: Mapping[str, Mapping[str, Row]], test: Mapping[str, Mappin
     """All tables."""
     parts = ["### What each step is worth\n", overview(test, STEPS)]
     parts += ["\n### The rivals\n", overview(test, {OURS: OURS, **{name: name for name in RIVALS}})]
-    parts += ["\n### The choice of direction and kappa, on validation questions\n", choice(validation)]
     parts += [
         "\n### What calibration fits, on validation questions\n",
         by_suite(validation, [*CALIBRATIONS]),
