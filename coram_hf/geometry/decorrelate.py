@@ -17,6 +17,7 @@ from coram_hf.geometry.linalg import (
     GRAM_RATIO,
     eigen,
     gram_of_columns,
+    inverse,
     inverse_root,
     largest_eigenvalue,
     product,
@@ -132,14 +133,14 @@ def ridge(updates: Sequence[Tensor]) -> list[Tensor]:
         total = updates[0].new_zeros(n, n)
         for tau, share in zip(updates, shares, strict=True):
             total.add_(gram_of_columns(tau), alpha=share / count)
-        inverse = _regularised_inverse(total)
+        shared = _regularised_inverse(total)
         return [
-            product(product(gram_of_columns(tau.mT).mul_(share), tau), inverse)
+            product(product(gram_of_columns(tau.mT).mul_(share), tau), shared)
             for tau, share in zip(updates, shares, strict=True)
         ]
     grams = [gram_of_columns(tau).mul_(share) for tau, share in zip(updates, shares, strict=True)]
-    inverse = _regularised_inverse(torch.stack(grams).sum(0) / count)
-    return [product(tau, product(gram, inverse)) for tau, gram in zip(updates, grams, strict=True)]
+    shared = _regularised_inverse(torch.stack(grams).sum(0) / count)
+    return [product(tau, product(gram, shared)) for tau, gram in zip(updates, grams, strict=True)]
 
 
 def _ridge_by_outputs(updates: Sequence[Tensor], sizes: Sequence[float]) -> list[Tensor]:
@@ -149,14 +150,14 @@ def _ridge_by_outputs(updates: Sequence[Tensor], sizes: Sequence[float]) -> list
     K = gram_of_columns(T.mT)
     rows = [slice(i * m, (i + 1) * m) for i in range(count)]
     own = [count * size * K[some, some] for some, size in zip(rows, sizes, strict=True)]
-    inverse = _regularised_inverse(K)
-    return [product(product(block, inverse[some]), T) for block, some in zip(own, rows, strict=True)]
+    shared = _regularised_inverse(K)
+    return [product(product(block, shared[some]), T) for block, some in zip(own, rows, strict=True)]
 
 
 def _regularised_inverse(gram: Tensor) -> Tensor:
-    """(A + eta lambda_max(A) I)^-1 by Cholesky, with A overwritten; its condition is at most 1 + 1 / eta."""
+    """(A + eta lambda_max(A) I)^-1, with A overwritten; its condition is at most 1 + 1 / eta."""
     gram.diagonal().add_(ETA * largest_eigenvalue(gram))
-    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    return inverse(gram)
 
 
 def wudi(updates: Sequence[Tensor], floor: float = 0.0) -> list[Tensor]:

@@ -205,8 +205,8 @@ def draw(found: Mapping[str, Curves]) -> None:
             panel.minorticks_off()
             panel.axvline(KAPPA, color="grey", linewidth=0.8)
             panel.spines[["top", "right"]].set_visible(False)
-    np.reshape(panels, (2, -1))[0, 0].set_ylabel("percent right, validation")
-    np.reshape(panels, (2, -1))[1, 0].set_ylabel("KL(expert || merge) on the prompts")
+    np.reshape(panels, (2, -1))[0, 0].set_ylabel("percent right, validation", fontsize=9)
+    np.reshape(panels, (2, -1))[1, 0].set_ylabel("KL(expert || merge), prompts", fontsize=9)
     handles = {line.get_label(): line for panel in figure.axes for line in panel.get_lines()}
     handles = {label: line for label, line in handles.items() if not label.startswith("_")}
     figure.legend(handles.values(), handles, loc="lower center", ncols=4, fontsize=8, frameon=False)

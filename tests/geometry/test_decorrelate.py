@@ -16,7 +16,7 @@ from coram_hf.geometry.decorrelated import (
     decorrelate_factors,
     mean_overlap,
 )
-from coram_hf.geometry.linalg import largest_eigenvalue
+from coram_hf.geometry.linalg import inverse, largest_eigenvalue
 
 SHAPES = {
     "square": (24, 24),
@@ -182,6 +182,17 @@ def test_the_overlap_of_wide_matrices_is_estimated(how):
     taus = [rng.standard_normal((40, 400)) + common for _ in range(2)]
     _, measured = changed(rng.standard_normal((40, 400)), taus, how)
     assert mean_overlap(measured.before) == pytest.approx(decorrelate_reference.overlap(taus), rel=0.15)
+
+
+@pytest.mark.parametrize("n", [1, 200, 513, 1111])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_inverse_of_a_well_conditioned_matrix(n, threads, monkeypatch):
+    rng = np.random.default_rng(n)
+    X = rng.normal(size=(n, n))
+    A = X.T @ X / n + 0.4 * np.eye(n)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = inverse(torch.from_numpy(A)).numpy()
+    np.testing.assert_allclose(found, np.linalg.inv(A), atol=1e-13, rtol=0)
 
 
 def test_the_largest_eigenvalue_by_lanczos():
