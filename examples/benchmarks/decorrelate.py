@@ -1,9 +1,10 @@
 """The cost of decorrelation: beside a plain merge and our TSV-M, on the same matrices, and of adapters.
 
-    python examples/benchmarks/decorrelate.py [--hidden 512] [--experts 3] [--rank 8] [--layers 2]
+    python examples/benchmarks/decorrelate.py [--hidden 512] [--experts 3] [--layers 2] [--files 1B]
 
 First every matrix of one Llama block of the given width, in bfloat16, on one core, as in a merge. Then whole
-merges of LoRA adapters, from files to files. Times are processor seconds, best of `--rounds`.
+merges of LoRA adapters, from files to files. Times are processor seconds, best of `--rounds`. With `--files`,
+also `ridge` beside a plain merge of full checkpoints, as commands from the shell.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import machine
+from common import SIZES, beside_python, machine, make, run_command
 from threadpoolctl import threadpool_limits
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -111,6 +112,16 @@ def adapters(
     return best({label: partial(merge, config) for label, config in LINES.items()}, rounds)
 
 
+def checkpoints(folder: Path, size: str, n_experts: int) -> dict[str, dict[str, float]]:
+    """What whole commands take that merge full checkpoints in bfloat16, from files to files."""
+    sources, found = make(folder, size, n_experts), {}
+    for label, line in {"plain": "full", "ridge": "DEC(full,ridge)"}.items():
+        words = [beside_python("coram-hf"), "--quiet", "merge", *sources, "--line", line]
+        found[label] = run_command(*words, "-o", str(folder / "out"))
+        shutil.rmtree(folder / "out")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--hidden", type=int, default=512)
@@ -118,6 +129,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--files", choices=SIZES, help="also merge full checkpoints of this size")
     options = parser.parse_args()
 
     threads = torch.get_num_threads()
@@ -127,6 +139,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="coram-bench-"))
     try:
         low = adapters(folder, options.hidden, options.layers, options.experts, options.rank, options.rounds)
+        full = checkpoints(folder / "full", options.files, options.experts) if options.files else {}
     finally:
         shutil.rmtree(folder)
 
@@ -142,7 +155,14 @@ def main() -> None:
     print(f"\n| adapters of rank {options.rank}, files to files | processor s | x plain |\n|---|---|---|")
     for label, seconds in low.items():
         print(f"| {label} | {seconds:.2f} | {seconds / low['plain']:.2f} |")
-    print("\n" + json.dumps({"matrices": found, "block": block, "adapters": low}))
+    if full:
+        print(f"\n| {options.files}, files to files | seconds | processor s | x plain | memory |")
+        print("|---" * 5 + "|")
+    for label, run in full.items():
+        ratio = run["seconds"] / full["plain"]["seconds"]
+        cells = f"{run['seconds']:.1f} | {run['cpu']:.1f} | {ratio:.1f} | {run['peak'] / 1e6:.0f} MB"
+        print(f"| {label} | {cells} |")
+    print("\n" + json.dumps({"matrices": found, "block": block, "adapters": low, "files": full}))
 
 
 if __name__ == "__main__":
