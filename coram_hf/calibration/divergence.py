@@ -1,4 +1,4 @@
-"""The loss of calibration: how far a merge is from its experts on what each of them says."""
+"""The loss of calibration: how far a merge is from each expert on that expert's own answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few neutral sentences, on which a merge should still speak as its base does."""
+"""Neutral sentences, on which it is measured how far experts and merges are from their base."""
 
 SENTENCES = (
     "The river rises in the hills to the north and reaches the sea after about two hundred kilometres.",

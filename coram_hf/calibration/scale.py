@@ -2,8 +2,8 @@
 
 kappa * sqrt(N) and kappa * c_RMS match the size of the merged update to the experts' in weight space. How far
 an update of a given size moves a model depends on the kind of expert; this scale matches the effect itself:
-the divergence from the base on a few sentences that ship with the package. Where experts change such text a
-lot, what they add to each other's answers does, too, so there is a limit to it.
+the divergence from the base on a few sentences that ship with the package. Experts that change such text a
+lot also disturb each other's answers, so there is a limit.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def main() -> None:
         print("|---" * 5 + "|")
     for label, run in full.items():
         ratio = run["seconds"] / full["plain"]["seconds"]
-        cells = f"{run['seconds']:.1f} | {run['cpu']:.1f} | {ratio:.1f} | {run['peak'] / 1e6:.0f} MB"
+        cells = f"{run['seconds']:.1f} | {run['cpu']:.1f} | {ratio:.1f} | {run['peak'] / 2**20:.0f} MB"
         print(f"| {label} | {cells} |")
     print("\n" + json.dumps({"matrices": found, "block": block, "adapters": low, "files": full}))
 

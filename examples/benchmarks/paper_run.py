@@ -176,5 +176,5 @@ def table(found: dict[str, Any], gpu_hours: str, caches: int) -> str:
             f"| {r['written'] / GB:.1f} GB | {r['seconds'] / floor:.2f} |"
         )
     low, high = (3600 * float(hours) for hours in gpu_hours.split("-"))
-    rows.append(f"| the paper, on a GPU | {low:.0f}-{high:.0f} | | | | | | {caches} GB of caches | |")
+    rows.append(f"| the paper, on a GPU | {low:.0f}-{high:.0f} | | | {caches} GB of caches | | | | |")
     return "\n".join(rows)

@@ -41,9 +41,10 @@ def build_gemma(folder: Path) -> Path:
 
 
 class Base(NamedTuple):
-    """A base model: the name of the Hub's model, what writes it into a folder, and that folder."""
+    """A base model: the Hub's name and license of it, what writes it into a folder, and that folder."""
 
     model_id: str
+    license: str
     build: Callable[[Path], Path]
 
     @property
@@ -51,8 +52,8 @@ class Base(NamedTuple):
         return CACHE / Path(self.model_id).name
 
 
-SMOLLM2 = Base(MODEL_ID, build_base)
-GEMMA3 = Base("google/gemma-3-270m", build_gemma)
+SMOLLM2 = Base(MODEL_ID, "apache-2.0", build_base)
+GEMMA3 = Base("google/gemma-3-270m", "gemma", build_gemma)
 BASES = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
 
 

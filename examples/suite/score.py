@@ -1,8 +1,9 @@
 """Score models, adapters or merges on every task of the suite.
 
-    python examples/suite/score.py base adapters/sql merged --limit 50 --json scores.json
+    python examples/suite/score.py base examples/suite/adapters/sql merged --limit 50 --json scores.json
 
-A source is `base`, or the folder of an adapter or of a model. Prints the share of right answers, in percent.
+A source is `base` (SmolLM2), or the folder of an adapter of it or of a model. Prints the share of right
+answers, in percent.
 """
 
 from __future__ import annotations

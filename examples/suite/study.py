@@ -52,6 +52,7 @@ MORE_LINES: dict[str, Row] = {
     **{line: {"line": line} for line in CORAM_LINES},
     **{f"DEC({line})": {"line": f"DEC({line})"} for line in CORAM_LINES},
     "full.ties": {"line": "full.ties"},
+    "DEC(full), a=1.15": {"line": "DEC(full)", "kappa": 1.15},
     "full, root": {"line": "full", "balance": "root"},
     "recommended.ties": {"line": "recommended", "residual": "ties"},
 }

@@ -134,7 +134,7 @@ def recommended_direction(suite: str) -> str:
 
 
 LINES = (*CORAM_LINES, *(f"DEC({line})" for line in CORAM_LINES))
-AT_ONE_SIZE = ("DEC(full)", *(f"{name}, a=1.15" for name in ("TSV-M", "Iso-C", "WUDI", "ACE")))
+AT_ONE_SIZE = ("DEC(full), a=1.15", *(f"{name}, a=1.15" for name in ("TSV-M", "Iso-C", "WUDI", "ACE")))
 """The lines without a residual pathway, and the directions that are scored at a = 1.15."""
 
 
@@ -206,9 +206,9 @@ def gaps(suites: Mapping[str, Mapping[str, Row]]) -> str:
     missing, _, last = below("calibrated", ["experts"])
     return (
         f"- Without data of yours, no rival is more than {most} above the recommended merge on any suite\n"
-        f"  ({rival}: {suite}). Of our own lines, `{line}` is {more} above it at most ({other}).\n"
+        f"  ({rival}: {suite}). The step before it, `{line}`, is at most {more} above it ({other}).\n"
         "- Calibrated on 16 unlabelled prompts per expert, the merge is "
-        f"{missing} below the experts at most\n  ({last}).\n"
+        f"at most {missing} below the experts\n  ({last}).\n"
     )
 
 

@@ -103,12 +103,12 @@ UNEVEN = [HARD if name == "initials" else name for name in EVEN]
 CARD = """---
 base_model: {base}
 library_name: peft
-license: apache-2.0
+license: {license}
 ---
 # {name}
 
 An expert of the suite in `examples/suite` of coram_hf: {method}, trained on `data/{task}/train.jsonl`.
-Settings, time and loss are in `training.json`, its scores on all tasks in the suite's README.
+Settings, time and loss are in `training.json`, its score in the suite's README.
 """
 
 
@@ -150,7 +150,9 @@ def train(recipe: Recipe, of: Base, out: Path, data: Path = HERE / "data") -> No
     else:
         model.to(torch.bfloat16).save_pretrained(out, save_embedding_layers=False)
     (out / "README.md").write_text(
-        CARD.format(base=of.model_id, name=out.name, method=recipe.method, task=recipe.task)
+        CARD.format(
+            base=of.model_id, license=of.license, name=out.name, method=recipe.method, task=recipe.task
+        )
     )
     made = {
         **asdict(recipe),
