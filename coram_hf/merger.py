@@ -16,7 +16,7 @@ from coram_hf.amplitude import Amplitude, choose, require_kappa
 from coram_hf.calibration import Calibrate, Lessons, PromptSources, check_neutral, settle
 from coram_hf.config import CalibrationConfig, CoramConfig
 from coram_hf.errors import CoramError
-from coram_hf.execution.cost import Cost
+from coram_hf.execution.cost import Cost, searching
 from coram_hf.execution.device import check_precision
 from coram_hf.execution.files import FileRunner
 from coram_hf.execution.forecast import Forecast, forecast, requirements
@@ -69,7 +69,7 @@ class Merger:
         self.choice, self._strength = choice, choice.strength(inputs)
         self.progress, self.opening = progress, opening
         self._calibrate, self._chosen = calibrate, chosen
-        self._finds_lambda = calibrate is not None or choice.finds_neutral_scale
+        self.finds_lambda = calibrate is not None or choice.finds_neutral_scale
         self._warn = Teller()
         if calibrate is not None:
             if choice.config is None:
@@ -113,15 +113,17 @@ class Merger:
         place this result otherwise than the base is placed.
         """
         result_inputs = with_result_placement(self.inputs, placement)
-        if not self._finds_lambda:
+        if not self.finds_lambda:
             return self._merge(keep_update, result_inputs)
         result = self._merge(True, result_inputs)
-        if self._calibrate is not None:
-            prompts, config = self._calibrate
-            result = result.calibrate(prompts, progress=self.progress, **asdict(config))
-        else:
-            found = settle(result, self.inputs)
-            result.report = result.report.with_neutral(found)
+        with searching() as cost:
+            if self._calibrate is not None:
+                prompts, config = self._calibrate
+                result = result.calibrate(prompts, progress=self.progress, **asdict(config))
+            else:
+                found = settle(result, self.inputs)
+                result.report = result.report.with_neutral(found)
+        result.report = result.report.with_search(cost.to_dict())
         return result if keep_update else result.without_update()
 
     def _merge(self, keep_update: bool, result_inputs: Inputs) -> MergeResult:
@@ -159,7 +161,7 @@ class Merger:
         for the targets' update, from which `assemble` makes the merge at another lambda.
         """
         run = self._run(folder, max_shard_size, keep_update)
-        if self._finds_lambda:
+        if self.finds_lambda:
             run.check(overwrite)
             return self._found.merge_to(
                 folder, overwrite=overwrite, max_shard_size=max_shard_size, keep_update=keep_update
@@ -190,7 +192,7 @@ class Merger:
         Every update is factored once it is merged: no merged model is held. An interruption starts over.
         """
         adapter = self.adapter_folder(folder, rank=rank, energy=energy, overwrite=overwrite)
-        if self._finds_lambda:
+        if self.finds_lambda:
             return self._found.merge_adapter_to(folder, rank=rank, energy=energy, overwrite=overwrite)
         inputs, method = self.inputs, OnlyAmplified(self.method)
         with Cost(self.opening) as cost:
@@ -215,7 +217,9 @@ class Merger:
         report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
         report = replace(report, cost=cost.to_dict())
         self._warn(report.warnings)
-        return report if self._chosen is None else report.chosen_as(self._chosen)
+        if self._chosen is None:
+            return report
+        return report.chosen_as(self._chosen).with_search(self._chosen.cost)
 
     @cached_property
     def _found(self) -> Merger:
@@ -224,8 +228,10 @@ class Merger:
             raise CoramError(
                 'calibrate and scale="neutral" need a single process; then repeat the merge from its report'
             )
-        report = self.merge(keep_update=False).report
+        with searching() as cost:
+            report = self.merge(keep_update=False).report
         choice = choose_coram(CoramConfig.from_report(report))
+        report = replace(report, cost=cost.to_dict())
         return Merger(self.inputs, choice, progress=self.progress, opening=self.opening, chosen=report)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
@@ -246,8 +252,16 @@ class Merger:
             require_kappa(choose(survey.measured, self._strength), self._strength)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
-        """The bytes of disk, and roughly of memory, that `merge_to` needs."""
-        return requirements(self._run("merged", max_shard_size), self.inputs, self.method)
+        """The bytes of disk, and roughly of memory, that `merge_to` needs.
+
+        A search for lambda holds the merge, its update and one more model in memory.
+        """
+        run = self._run("merged", max_shard_size)
+        disk, memory = requirements(run, self.inputs, self.method)
+        if self.finds_lambda:
+            updates = sum(4 * run.layout.like(name).numel() for name in self.inputs.targets)
+            memory += 2 * run.layout.total_bytes + updates
+        return disk, memory
 
     def forecast(self, folder: str | Path) -> Forecast:
         """Estimate how long `merge_to` takes, by merging one parameter of every shape."""

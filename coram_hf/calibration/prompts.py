@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from coram_hf.config import CalibrationConfig, check_names
 from coram_hf.errors import CoramError
+
+logger = logging.getLogger(__name__)
 
 BASE = "base"
 """The name under which the base itself may be given prompts, to keep what it can do."""
@@ -67,9 +70,12 @@ def read_prompts(given: PromptSources, experts: Sequence[str], config: Calibrati
 
 
 def _in_folder(folder: Path, experts: Sequence[str]) -> dict[str, Path]:
-    """The file of every expert in a folder."""
+    """The file of every expert in a folder, and of the base; files of other names are left alone."""
     if not folder.is_dir():
-        raise CoramError(f"calibrate: {folder} is not a folder with a file of prompts per expert")
+        raise CoramError(
+            f"calibrate: {folder} is not a folder; make one with a file of prompts per expert, "
+            f"such as {experts[0]}.txt with one prompt per line, or {experts[0]}.jsonl"
+        )
     found: dict[str, Path] = {}
     for suffix in SUFFIXES:
         for path in sorted(folder.rglob(f"*{suffix}")):
@@ -77,6 +83,8 @@ def _in_folder(folder: Path, experts: Sequence[str]) -> dict[str, Path]:
             if name in found:
                 raise CoramError(f"calibrate: {found[name]} and {path} are both called {name!r}; delete one")
             found[name] = path
+    for name in [name for name in found if name not in (*experts, BASE)]:
+        logger.warning("calibrate: %s belongs to no expert, and is left alone", found.pop(name))
     for name in experts:
         if name not in found:
             raise CoramError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,4 +35,9 @@ def demo(
         print(f"{found.folder} holds the model and its card, {output / 'report.html'} shows the merge.")
         if found.calibration is not None:
             print("Calibrating took " + ", ".join(f"{v:.0f} {k}" for k, v in found.calibration.items()) + ".")
-        print(f"{found.seconds:.0f} s. Next, type: {found.next}")
+        print(f"{found.seconds:.0f} s. Next, type: {_as_typed(found.next)}")
+
+
+def _as_typed(command: str) -> str:
+    """A command with the path of this program, where its name alone would not be found."""
+    return command if shutil.which("coram-hf") else command.replace("coram-hf", sys.argv[0], 1)

@@ -105,6 +105,8 @@ def _forecast(merger: Merger, output: Path | None, max_shard_size: str, overwrit
     if output is None or not VOLUME.get().json:
         conclude_shown(plan, plan.to_dict())
     if output is None:
+        if not VOLUME.get().json:
+            print("Disk, memory and time are estimated for --output only; an adapter takes less of each.")
         return
     import psutil
 
@@ -115,7 +117,8 @@ def _forecast(merger: Merger, output: Path | None, max_shard_size: str, overwrit
     try:
         merger.check(output, overwrite=overwrite)
         numbers["seconds"] = merger.forecast(output)._replace(opening=opening).seconds
-        needs["time"] = f"about {duration(numbers['seconds'])}, including startup"
+        rest = ", without finding lambda" if merger.finds_lambda else ", including startup"
+        needs["time"] = f"about {duration(numbers['seconds'])}{rest}"
     finally:
         conclude(facts(f"what {output} needs", needs), numbers)
 

@@ -112,15 +112,17 @@ def _for_a_program(json: Path | None) -> bool:
 def _diagnose(
     given: dict[str, Any], merged: list[str] | None, json: Path | None, only: str | None = None
 ) -> dict[str, Any]:
+    from coram_hf.config import CoramConfig
     from coram_hf.report.diagnostics import diagnose, write_json
 
     recipe = read_given(given)
     without = f"the diagnostics are those of CORAM; merge with {recipe.method} first, and pass it as --merged"
     options: Any = recipe.options
+    config = recipe.config(without)
     numbers = diagnose(
         recipe.base,
         recipe.experts,
-        recipe.config(without),
+        config if config != CoramConfig() else None,
         merged=merged or (),
         only=None if only is None else [only],
         **options,

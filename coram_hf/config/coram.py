@@ -12,6 +12,7 @@ from coram_hf.config.declared import Checked, Declared, Range, check_names, decl
 from coram_hf.config.factors import Factors, check_count, check_factors
 from coram_hf.config.line import (
     DEFAULT_HEIGHT,
+    PRESET,
     Branch,
     Conflict,
     Decorrelate,
@@ -216,7 +217,7 @@ class CoramConfig(Options, Saved):
     @classmethod
     def from_line(cls, line: str, **options: Any) -> CoramConfig:
         """A config from the paper's name for it, e.g. `SS(ca+ave,variance).ties`, or from `recommended`."""
-        if line == "recommended":
+        if line == PRESET:
             return cls.recommended(**options)
         stated = read_line(line)
         repeated = stated.keys() & options.keys()

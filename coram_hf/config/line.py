@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -29,8 +30,12 @@ _DECORRELATED = re.compile(
     r"DEC\(\s*(?P<line>SS\([^()]*\)|[^\s.,()]+)\s*(?:,\s*(?P<how>\w+)\s*)?\)(?P<rest>.*)"
 )
 
+PRESET = "recommended"
+"""The line of the preset that goes further than the paper."""
+
 _GRAMMAR = (
-    "a line is X, SS(X,mode), X.rp or SS(X,mode).rp, then optionally (h=N); DEC(X), DEC(X,how), "
+    f"a line is {PRESET!r}, or X, SS(X,mode), X.rp or SS(X,mode).rp, then optionally (h=N); "
+    "DEC(X), DEC(X,how), "
     "DEC(SS(X,mode)) or DEC(SS(X,mode),how) decorrelate the experts first; "
     f"X: {', '.join(get_args(Branch) + get_args(Conflict))}; "
     f"mode: {', '.join(get_args(Spread))}; rp: {', '.join(get_args(Residual))}; "
@@ -85,5 +90,7 @@ def _read_core(core: str, line: str) -> tuple[str, str | None]:
     if core in get_args(Branch):
         return core, None
     if branch not in get_args(Branch) or conflict not in get_args(Conflict):
-        raise CoramError(f"unknown branch or conflict mode {core!r} in the line {line!r}; {_GRAMMAR}")
+        near = difflib.get_close_matches(core, (PRESET, *get_args(Branch), *get_args(Conflict)), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CoramError(f"unknown branch or conflict mode {core!r} in the line {line!r}; {hint}{_GRAMMAR}")
     return branch, conflict

@@ -57,8 +57,9 @@ class Outcome(NamedTuple):
             rows.append([row, *(f"{share:.0f}" for share in (*shares, sum(shares) / len(shares)))])
         asked = [[readable(a.question, 60), a.base or "(nothing)", a.merge, a.right] for a in self.answers]
         count = next(iter(self.scores[BEST].values())).total
+        merge = "recommended" if self.calibration is None else "calibrated"
         return [
-            Table("One held-out question per task", ("question", "base", "merge", "right answer"), asked),
+            Table("One held-out question per task", ("question", "base", merge, "right answer"), asked),
             Table(f"Percent right of {count} held-out questions per task", ("", *EXPERTS, "average"), rows),
         ]
 
@@ -102,8 +103,6 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     merger.check(merged, overwrite=_is_ours(merged))
     best = merger.merge(keep_update=calibrate)
     best.save_pretrained(merged)
-    numbers = diagnose_inputs(merger.inputs, merged={BEST: merged}, progress=False)
-    write_whole(folder / "report.html", render_page(numbers))
 
     def scored(row: str, model: PreTrainedModel) -> dict[str, Score]:
         logger.info("asking %d questions: %s", questions * len(EXPERTS), row)
@@ -123,14 +122,18 @@ def run_demo(folder: str | Path, questions: int, *, calibrate: bool = False) -> 
     after = best.model
     rows[BEST] = scored(BEST, after)
     then = f"coram-hf demo -o {folder} --calibrate"
-    took = None
+    took, made = None, {BEST: merged}
     if calibrate:
         merged, began, busy = folder / "calibrated", time.perf_counter(), time.process_time()
         logger.info("calibrating on four prompts per task, into %s", merged)
         after = _calibrated(best, merged)
         took = {"seconds": time.perf_counter() - began, "processor seconds": time.process_time() - busy}
         rows[FITTED] = scored(FITTED, after)
-        then = f"coram-hf eval {merged} --tasks {SUITE / 'data' / EXPERTS[0] / 'test.jsonl'}"
+        made[FITTED] = merged
+        test = SUITE / "data" / EXPERTS[0] / "test.jsonl"
+        then = f"coram-hf eval {merged} --tasks {test} --limit {questions}"
+    numbers = diagnose_inputs(merger.inputs, merged=made, progress=False)
+    write_whole(folder / "report.html", render_page(numbers))
     answers = [
         Answer(name, " ".join(question.prompt.split()), was, now, question.right.strip())
         for (name, question), was, now in zip(

@@ -95,6 +95,7 @@ def filled_folder(target: Path, carried: Collection[str], stale: re.Pattern[str]
             shutil.copy(target / name, partial)
         yield partial
         made = {path.relative_to(partial) for path in partial.rglob("*") if path.is_file()}
+        _share(partial)
         for path in made:
             sync_path(partial / path)
         for path in sorted(made, key=lambda path: path.suffix != ".safetensors"):
@@ -108,8 +109,15 @@ def filled_folder(target: Path, carried: Collection[str], stale: re.Pattern[str]
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _share(folder: Path) -> None:
+    """Let those read the weights who may read the folder; safetensors lets only their owner."""
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(path.stat().st_mode | folder.stat().st_mode & 0o666)
+
+
 def put_in_place(folder: Path, target: Path) -> None:
     """Rename a complete folder to the target, after everything in it is on the disk."""
+    _share(folder)
     for path in (*folder.rglob("*"), folder):
         sync_path(path)
     old = replaced_folder(target)

@@ -86,7 +86,7 @@ class LoraAdapter:
             rank_pattern=ranks,
             alpha_pattern=ranks,
             fan_in_fan_out=self._transposed == {True},
-            base_model_name_or_path=self._base.location,
+            base_model_name_or_path=_from_anywhere(self._base.location),
             revision=self._base.commit,
             task_type="CAUSAL_LM" if kind.__name__.endswith(("ForCausalLM", "LMHeadModel")) else None,
             auto_mapping={"base_model_class": kind.__name__, "parent_library": kind.__module__},
@@ -96,6 +96,11 @@ class LoraAdapter:
         state |= {f"{KEY_PREFIX}{module}.lora_B.weight": found.B for module, found in kept.items()}
         save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
         config.save_pretrained(str(folder))
+
+
+def _from_anywhere(location: str | None) -> str | None:
+    """A Hub id, or the absolute path of a folder, which also holds where the adapter is loaded."""
+    return str(Path(location).resolve()) if location and Path(location).is_dir() else location
 
 
 class LoraSink:

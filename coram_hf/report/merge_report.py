@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -183,6 +184,14 @@ class MergeReport(Shown):
     def with_neutral(self, found: dict[str, Any]) -> MergeReport:
         """The report of a merge whose lambda is a multiple of the neutral scale."""
         return replace(self, lam_source="neutral", neutral=found)
+
+    def with_search(self, cost: Mapping[str, Any]) -> MergeReport:
+        """The report of a merge before which, or after which, its lambda was found at this cost."""
+        if not self.cost:
+            return self
+        both = self.cost["seconds"] | cost["seconds"]
+        peak = max(self.cost["peak_memory"], cost["peak_memory"])
+        return replace(self, cost={"seconds": both, "peak_memory": peak})
 
     def chosen_as(self, other: MergeReport) -> MergeReport:
         """The report of the same merge, made again with the lambda that the other one found."""

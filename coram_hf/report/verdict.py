@@ -16,7 +16,7 @@ REMEDIES = {
 
 
 def verdict(dispersion: Mapping[str, Any], remedies: Mapping[str, str] = REMEDIES) -> str:
-    """What the numbers of the section `dispersion` mean: ready, uneven, untested, or not ready."""
+    """What the numbers of the section `dispersion` mean: ready or merged, uneven, untested, or not ready."""
     sizes, D, lam = dispersion["relative_updates"], float(dispersion["D"]), dispersion["lam"]
     unchanged = [name for name, r in sizes.items() if r == 0]
     if unchanged:
@@ -31,14 +31,15 @@ def verdict(dispersion: Mapping[str, Any], remedies: Mapping[str, str] = REMEDIE
     if D >= dispersion["threshold"]:
         return f"Uneven: {ratio}; {remedies['uneven']}."
     strength = "with a lambda that is measured while merging" if lam is None else f"with lambda {lam:.4g}"
+    done = "Merged" if dispersion.get("merged") else "Ready to merge"
     low, high = UNEXPLORED_DISPERSION
     if low < D < high:
         return (
-            f"Ready to merge {strength}, but {ratio}, where the rule for lambda has not been tested: "
+            f"{done} {strength}, but {ratio}, where the rule for lambda has not been tested: "
             f"{remedies['untested']}."
         )
     even = "one expert" if len(sizes) == 1 else f"{len(sizes)} experts of similar size ({ratio})"
-    return f"Ready to merge {strength}: {even}, where the rule for lambda was tested."
+    return f"{done} {strength}: {even}, where the rule for lambda was tested."
 
 
 def _are(names: Sequence[str], one: str, several: str) -> str:

@@ -133,9 +133,8 @@ def scores(curves: Curves) -> str:
     return table(["rule", *(SUITES[suite].title for suite in curves), "average"], lines)
 
 
-def directions(found: Mapping[str, Curves]) -> str:
-    """The average score of every direction on the suites where all are measured, by rule."""
-    ways = {way: found[way] for way in WAYS if way in found} | {"`auto`": auto(found)}
+def directions(ways: Mapping[str, Curves]) -> str:
+    """The average score of some directions on the suites where all of them are measured, by rule."""
     shared = [suite for suite in SUITES if all(suite in curves for curves in ways.values())]
     lines = []
     for way, curves in ways.items():
@@ -144,7 +143,7 @@ def directions(found: Mapping[str, Curves]) -> str:
         rules = list(taken[shared[0]])
         means = [np.mean([one.at(taken[suite][rule]) for suite, one in common.items()]) for rule in rules]
         lines.append([TITLES.get(way, way), *(f"{mean:.1f}" for mean in means)])
-    return table([f"average of {len(shared)} suites", *rules], lines)
+    return table([f"average of {len(shared)} suites", *rules], lines) + "\n"
 
 
 def measured(curves: Curves) -> str:
@@ -164,7 +163,8 @@ def auto(found: Mapping[str, Curves]) -> Curves:
 
 def tables(found: Mapping[str, Curves]) -> str:
     """All tables of the page."""
-    parts = ["### Directions\n", directions(found), ""] if len(found) >= len(WAYS) else []
+    parts = ["### Directions\n", directions({"sum": found["sum"], "`auto`": auto(found)})]
+    parts += ["Where all three are measured:\n", directions({way: found[way] for way in WAYS})]
     for title, curves in {"the recommended direction, `auto`": auto(found), **found}.items():
         if len(curves) > 2:
             parts += [f"### Rules for the size: {TITLES.get(title, title)}\n", scores(curves), ""]

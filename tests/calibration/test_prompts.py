@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_refused_and_named(given, message):
         read(given)
 
 
-def test_a_folder_without_the_file_of_an_expert_says_what_to_write(tmp_path):
+def test_a_folder_without_the_file_of_an_expert_says_what_to_write(tmp_path, caplog):
     write(tmp_path, math_txt="a")
     with pytest.raises(CoramError, match=r"no prompts for expert 'code'; write some to code.txt"):
         read(tmp_path)
@@ -90,9 +90,9 @@ def test_a_folder_without_the_file_of_an_expert_says_what_to_write(tmp_path):
     with pytest.raises(CoramError, match="both called 'math'"):
         read(tmp_path)
     (tmp_path / "math.jsonl").unlink()
-    write(tmp_path, mat_txt="a")
-    with pytest.raises(CoramError, match="'mat'; did you mean 'math'"):
-        read(tmp_path)
+    write(tmp_path, chat_txt="a")
+    assert set(read(tmp_path).of) == {"math", "code"}
+    assert "chat.txt belongs to no expert" in caplog.text
 
 
 def test_a_damaged_line_is_named(tmp_path):

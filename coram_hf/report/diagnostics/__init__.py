@@ -38,14 +38,14 @@ def diagnose(
 ) -> dict[str, Any]:
     """All numbers of a report, or those of the sections in `only`, as JSON values.
 
-    `config` describes the merge in question; `merged` are models, folders or Hub ids of merges by any method,
-    for retention. Weights are read once, a few chunks at a time.
+    `merged` are models, folders or Hub ids of merges by any method, for retention. `config` describes the
+    merge in question: by default the first of them that a report of CORAM's lies beside, or else the paper's
+    line `full`. Weights are read once, a few chunks at a time.
     """
     from coram_hf.execution.opening import open_here
 
-    config = config or CoramConfig()
-    asked = _sections(only, merged)
-    inputs = open_here(base, experts, options, config.target_modules, keep=config.keep)
+    asked, told = _sections(only, merged), config or CoramConfig()
+    inputs = open_here(base, experts, options, told.target_modules, keep=told.keep)
     return _numbers(inputs, config, asked, merged, options, whole=only is None)
 
 
@@ -53,7 +53,6 @@ def diagnose_inputs(
     inputs: Inputs, config: CoramConfig | None = None, *, merged: ModelSources = (), progress: bool = True
 ) -> dict[str, Any]:
     """All numbers of a report on inputs that are open already, such as a merger's."""
-    config = config or CoramConfig()
     return _numbers(inputs, config, _sections(None, merged), merged, {"progress": progress}, whole=True)
 
 
@@ -71,20 +70,21 @@ def _sections(only: Collection[str] | None, merged: ModelSources) -> list[Sectio
 
 def _numbers(
     inputs: Inputs,
-    config: CoramConfig,
+    config: CoramConfig | None,
     asked: Collection[Section],
     merged: ModelSources,
     options: MergeOptions,
     *,
     whole: bool,
 ) -> dict[str, Any]:
-    from coram_hf.report.diagnostics.findings import walk
+    from coram_hf.report.diagnostics.findings import described, walk
 
     wanted = bool(merged) and any(section.merged for section in asked)
+    opened = _open_merged(inputs, merged, options) if wanted else None
     findings = walk(
         inputs,
-        config,
-        _open_merged(inputs, merged, options) if wanted else None,
+        config or described(opened, len(inputs.experts)) or CoramConfig(),
+        opened,
         geometry=any(section.geometry for section in asked),
         entries=any(section.entries for section in asked),
         progress=options.get("progress", True),

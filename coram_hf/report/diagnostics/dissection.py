@@ -9,7 +9,7 @@ import torch
 
 from coram_hf.config import CoramConfig
 from coram_hf.geometry.anatomy import Anatomy, dissect
-from coram_hf.geometry.decorrelated import decorrelate_experts
+from coram_hf.geometry.decorrelated import Factors, decorrelate_experts, decorrelate_factors
 from coram_hf.inputs.inputs import Matrix
 
 OF_THE_MERGE = (
@@ -24,11 +24,15 @@ def dissect_matrix(
     config: CoramConfig,
     factors: Sequence[float],
     device: torch.device | None,
+    low_rank: Sequence[Factors] | None,
     *,
     geometry: bool,
     entries: bool,
 ) -> Anatomy:
-    """The anatomy of one matrix; what is said of the merge, and delta_TA, is of the decorrelated updates."""
+    """The anatomy of one matrix; what is said of the merge, and delta_TA, is of the decorrelated updates.
+
+    `low_rank`: the factors of the experts' updates, if all have them; they are decorrelated as small cores.
+    """
     decorrelates = config.decorrelate is not None and (geometry or entries)
     found = dissect(
         matrix.base,
@@ -41,7 +45,10 @@ def dissect_matrix(
     )
     if not decorrelates or not math.isfinite(found.base + found.task):
         return found
-    experts, measured = decorrelate_experts(matrix.base, matrix.experts, config, factors, device)
+    if low_rank is not None:
+        experts, measured = decorrelate_factors(matrix.base, low_rank, config, factors, device)
+    else:
+        experts, measured = decorrelate_experts(matrix.base, matrix.experts, config, factors, device)
     merged = dissect(
         matrix.base,
         experts,

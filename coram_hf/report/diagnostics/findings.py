@@ -20,12 +20,16 @@ from coram_hf.geometry import squared_norms
 from coram_hf.geometry.anatomy import Anatomy
 from coram_hf.geometry.branches import BRANCHES
 from coram_hf.inputs.inputs import Inputs
+from coram_hf.inputs.low_rank import low_rank_updates
 from coram_hf.inputs.parent_card import provenance
 from coram_hf.methods.record import Record, check_finite, measure
 from coram_hf.report.cost import cost_lines
 from coram_hf.report.diagnostics.dissection import dissect_matrix
 from coram_hf.report.merge_report import REPORT_NAME, MergeReport
 from coram_hf.report.places import Place, places
+
+MEASURED = ("neutral", "calibrated")
+"""Sources of a lambda that is found by asking models."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class Findings:
         """What merged models cost, in words."""
         costs = {name: cost_lines(report.cost, report.lam_source) for name, report in self.reports.items()}
         return {name: lines for name, lines in costs.items() if lines}
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether one of the merged models has the lambda of the merge in question."""
+        return any(report.lam == self.lam for report in self.reports.values())
 
     @property
     def strength(self) -> Strength:
@@ -169,8 +178,9 @@ def walk(
             return None, measure(parameter, Record(), experts), moved
         place = inputs.place(name)
         here, signed = config.at(place, len(experts)), config.weighing(len(experts), place).signed(factors)
+        low = low_rank_updates(inputs, parameter)
         anatomy = together(
-            dissect_matrix(matrix, here, signed, parameter.device, geometry=geometry, entries=entries)
+            dissect_matrix(matrix, here, signed, parameter.device, low, geometry=geometry, entries=entries)
             for matrix in parameter.matrices()
         )
         record = _record(anatomy, factors)
@@ -193,6 +203,17 @@ def _reports(merged: Inputs | None) -> dict[str, MergeReport]:
     opened = {} if merged is None else merged.experts
     folders = {name: weights.folder for name, weights in opened.items() if weights.folder is not None}
     return {n: MergeReport.load(path) for n, path in folders.items() if (path / REPORT_NAME).is_file()}
+
+
+def described(merged: Inputs | None, n_experts: int) -> CoramConfig | None:
+    """The configuration of the first merged model that CORAM reports on, at the lambda it has."""
+    for report in _reports(merged).values():
+        if report.slice_height is not None and len(report.relative_updates) == n_experts:
+            found = CoramConfig.from_report(report)
+            if report.lam_source in MEASURED:
+                found = replace(found, kappa=None, lam=report.lam)
+            return found if found.target_modules is None and found.keep is None else None
+    return None
 
 
 def _strength(config: CoramConfig, inputs: Inputs) -> Strength:

@@ -30,6 +30,7 @@ def numbers(findings: Findings) -> dict[str, Any]:
         },
         "kappa": amplitude.kappa,
         "lam": findings.lam,
+        "merged": findings.is_merged,
         "threshold": findings.config.dispersion_threshold,
         "paper": dict(PAPER_BASES),
         "below": max(below, key=PAPER_BASES.__getitem__, default=None),
