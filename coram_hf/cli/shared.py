@@ -45,7 +45,7 @@ METHOD = {
         ),
     ),
     "parameter": (list[str] | None, "A parameter of a baseline as name=value; may be repeated."),
-    "line": (str | None, "The configuration by its line, such as SS(ca+ave,variance).ties, or recommended."),
+    "line": (str | None, "Its line: full (the default), recommended, or such as SS(ca+ave,variance).ties."),
 }
 SPELLED = {"lam": "--lambda"}
 """Options that have another name in Python."""

@@ -44,6 +44,9 @@ def evaluate_folder(
     same tasks are replaced; all others stay, unless the weights have changed since.
     """
     folder = Path(folder)
+    if (folder / "adapter_config.json").is_file():
+        whole = f"coram-hf merge BASE {folder} --lambda 1 -o whole"
+        raise CoramError(f"{folder} is an adapter; make a model of it and its base first: {whole}")
     if not (folder / "config.json").is_file():
         raise CoramError(f"{folder} is not a model folder: it has no config.json")
     scorers = open_tasks(tasks, limit)

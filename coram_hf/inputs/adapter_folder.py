@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,22 @@ def _load(base: Weights, folder: Path, config: PeftConfig, state: dict[str, Tens
     except Exception as error:  # mismatched shapes, names and options fail in many ways
         trained_on = config.base_model_name_or_path
         hint = f"; was it trained on {trained_on!r}?" if trained_on else ""
-        raise CoramError(
-            f"{who}: the adapter in {folder} does not fit the base ({reason(error)}){hint}"
-        ) from error
+        found = _misfit(state, own) or reason(error)
+        raise CoramError(f"{who}: the adapter in {folder} does not fit the base ({found}){hint}") from error
     _check_keys(who, folder, config, loaded)
     return model
+
+
+def _misfit(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
+    """The first factor of LoRA that is wider or narrower than its layer, in words."""
+    for key, factor in state.items():
+        module, _, part = key.removeprefix(KEY_PREFIX).partition(".lora_")
+        axis, side = {"A.weight": (1, "inputs"), "B.weight": (0, "outputs")}.get(part, (0, ""))
+        layer = own.get(f"{module}.weight")
+        if side and layer is not None and layer.ndim == 2 and factor.shape[axis] not in layer.shape:
+            wanted = layer.shape[axis]
+            return f"{module} has {factor.shape[axis]} {side} in the adapter and {wanted} in the base"
+    return None
 
 
 def _check_keys(who: str, folder: Path, config: PeftConfig, loaded: Any) -> None:

@@ -41,7 +41,7 @@ class Table(NamedTuple):
             table.add_column(Text(readable(head, HEAD)), justify="right" if right else "left")
         for name, *values in self.rows:
             first = readable(name, longest) if isinstance(name, str) else show(name)
-            table.add_row(Text(first), *(Text(show(value)) for value in values))
+            table.add_row(Text(first), *(Text(show(value, WARNING)) for value in values))
         return table
 
     def html(self) -> str:

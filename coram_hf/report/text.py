@@ -16,13 +16,13 @@ def readable(name: object, limit: int = VISIBLE) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def show(value: object) -> str:
-    """A value for a table: numbers to four digits, None as a dash."""
+def show(value: object, limit: int = VISIBLE) -> str:
+    """A value for a table: numbers to four digits, None as a dash, names cut at `limit`."""
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else readable(value)
+    return f"{value:,}" if isinstance(value, int) else readable(value, limit)
 
 
 def json_values(value: Any) -> Any:

@@ -93,6 +93,10 @@ def test_files_and_adapters_get_the_same_lambda_and_the_report_repeats_it(tmp_pa
     assert (report.lam, report.lam_source) == (expected.report.lam, "neutral")
     assert report.neutral == expected.report.neutral
     assert merger.merge_adapter_to(tmp_path / "lora", rank=2).lam == report.lam
+    for made in (expected.report, report):
+        assert made.cost["seconds"]["finding lambda"] > 0
+    plain = CoramMerger(base, experts, CoramConfig(decorrelate="auto"), **options)
+    assert merger.requirements()[1] > plain.requirements()[1]
     again = CoramMerger(base, experts, CoramConfig.from_report(load_report(tmp_path / "merged")), **options)
     for (name, found), wanted in zip(
         again.merge().model.state_dict().items(), expected.model.state_dict().values(), strict=True

@@ -80,6 +80,7 @@ def test_inspect_prints_the_plan(suite):
     ("arguments", "message"),
     [
         (["--line", "ful"], "unknown branch or conflict mode 'ful'"),
+        (["--line", "recomended"], "did you mean 'recommended'?"),
         (["--weights", "1,x"], "'x' is not a number"),
         (["--weights", "1,2,3"], "found 3 for 1 experts"),
         (["--balance", "dampen"], "valid: 'damp', 'root', 'equal', 'auto'"),

@@ -14,7 +14,7 @@ from helpers.command import coram_hf
 from helpers.folders import assert_same_tensors, on_disk
 from helpers.models import fine_tuned, tiny_llama
 from huggingface_hub import ModelCard
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -43,6 +43,14 @@ def products(folder):
 def nothing_else(folder):
     """No hidden leftovers of an unfinished folder."""
     return not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_an_adapter_finds_its_base_from_another_folder(sources, tmp_path, monkeypatch):
+    monkeypatch.chdir(sources.base.parent)
+    CoramMerger("base", ["math", "code"], progress=False).merge_adapter_to(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path)
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert model.get_base_model().config.hidden_size == tiny_llama().config.hidden_size
 
 
 def test_card_and_report_of_a_lora_adapter(sources, tmp_path):

@@ -18,6 +18,14 @@ def result():
     return CoramMerger(base, [fine_tuned(base, 0.03, 1), fine_tuned(base, 0.05, 2)]).merge()
 
 
+def test_whoever_may_read_the_config_may_read_the_weights(result, tmp_path):
+    for write in (result.save_pretrained, result.save_pretrained, result.save_adapter):
+        folder = tmp_path / write.__name__
+        write(folder)
+        (weights,) = folder.glob("*.safetensors")
+        assert weights.stat().st_mode == (folder / "README.md").stat().st_mode
+
+
 def broken(monkeypatch):
     def fail(*_, **__):
         raise OSError("no space left on device")

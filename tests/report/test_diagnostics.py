@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import decorrelate_reference, reference
+from helpers.adapters import METHODS, adapted
 from helpers.architectures import ARCHITECTURES
 from helpers.folders import on_disk
 from helpers.matrices import additive_experts, multiplicative_experts, tensors, with_spectrum
@@ -24,6 +25,7 @@ from coram_hf.inputs.targets import find_targets
 from coram_hf.report import diagnostics
 from coram_hf.report.diagnostics import SECTIONS, contraction, diagnose, diagnose_inputs
 from coram_hf.report.places import Place, places
+from coram_hf.report.verdict import verdict
 
 WORDS = {"self_attn": "attention", "mlp": "mlp", "embed": "embedding", "lm_head": "head", "norm": "norm"}
 """The kind of a parameter of Llama, by a word in its name."""
@@ -317,6 +319,30 @@ def test_retention_is_that_of_the_merge_itself(tmp_path):
     assert numbers["retention"]["out"] == {g: close(v, 1e-5) for g, v in report.retention.items()}
     for at in numbers["matrices"].values():
         assert at["retention"]["out"] == close(numbers["contraction"]["lam"] / at["c_rms"], 1e-5)
+
+
+@pytest.mark.parametrize("line", ["lr", "DEC(full)"])
+def test_a_merged_folder_says_what_the_report_is_about(tmp_path, line):
+    base = tiny_llama()
+    experts = [fine_tuned(base, 0.03, i) for i in range(2)]
+    config = CoramConfig.from_line(line, lam=0.7)
+    CoramMerger(base, experts, config, progress=False).merge_to(tmp_path / "out")
+    numbers = diagnose(base, experts, merged=[tmp_path / "out"], progress=False)
+    assert (numbers["models"]["line"], numbers["dispersion"]["lam"]) == (line, 0.7)
+    assert verdict(numbers["dispersion"]).startswith("Merged with lambda 0.7: 2 experts")
+    numbers = diagnose(base, experts, CoramConfig(), merged=[tmp_path / "out"], progress=False)
+    assert numbers["models"]["line"] == "full"
+    assert verdict(numbers["dispersion"]).startswith("Ready to merge with lambda 1.6")
+
+
+def test_low_rank_experts_are_dissected_as_dense_ones():
+    base = tiny_llama()
+    adapters = {name: adapted(base, METHODS["rsLoRA"](), seed) for seed, name in enumerate("ab")}
+    dense = {name: copy.deepcopy(model).merge_and_unload() for name, model in adapters.items()}
+    config = CoramConfig.from_line("DEC(full,ridge)")
+    low, full = (diagnose(base, experts, config, progress=False) for experts in (adapters, dense))
+    assert low["contraction"]["c_rms"] == close(full["contraction"]["c_rms"], 1e-4)
+    assert low["conflict"]["rate"] == close(full["conflict"]["rate"], 1e-2)
 
 
 def test_random_updates_show_the_pattern_of_the_paper():
