@@ -58,10 +58,7 @@ class Merger:
         calibrate: Calibrate | None = None,
         chosen: MergeReport | None = None,
     ) -> None:
-        """`opening`: seconds that opening the inputs took; `calibrate`: prompts to calibrate every merge on.
-
-        `chosen`: the report of the in-memory merge that found lambda, and factors if any.
-        """
+        """`opening`: the seconds it took; `chosen`: the report of the merge that found lambda and factors."""
         check_precision(inputs.devices, choice.compute_dtype)
         self.inputs = inputs
         with one_core():
@@ -88,8 +85,8 @@ class Merger:
     ) -> Merger:
         """The merger of a chosen method, with all sources opened and checked."""
         inputs, opening = open_timed(base, experts, choice, options)
-        shown = options.get("progress", True)
-        return Merger(inputs, choice, progress=shown, opening=opening, calibrate=calibrate)
+        progress = options.get("progress", True)
+        return Merger(inputs, choice, progress=progress, opening=opening, calibrate=calibrate)
 
     @cached_property
     def _memory(self) -> MemoryRunner:
@@ -113,9 +110,9 @@ class Merger:
         place this result otherwise than the base is placed.
         """
         result_inputs = with_result_placement(self.inputs, placement)
+        result = self._merge(keep_update or self.finds_lambda, result_inputs)
         if not self.finds_lambda:
-            return self._merge(keep_update, result_inputs)
-        result = self._merge(True, result_inputs)
+            return result
         with searching() as cost:
             if self._calibrate is not None:
                 prompts, config = self._calibrate
@@ -217,9 +214,7 @@ class Merger:
         report = build_report(self.inputs, plan, settings, strength, amplitude, survey, records, dtype)
         report = replace(report, cost=cost.to_dict())
         self._warn(report.warnings)
-        if self._chosen is None:
-            return report
-        return report.chosen_as(self._chosen).with_search(self._chosen.cost)
+        return report if self._chosen is None else report.chosen_as(self._chosen)
 
     @cached_property
     def _found(self) -> Merger:
@@ -228,10 +223,8 @@ class Merger:
             raise CoramError(
                 'calibrate and scale="neutral" need a single process; then repeat the merge from its report'
             )
-        with searching() as cost:
-            report = self.merge(keep_update=False).report
+        report = self.merge(keep_update=False).report
         choice = choose_coram(CoramConfig.from_report(report))
-        report = replace(report, cost=cost.to_dict())
         return Merger(self.inputs, choice, progress=self.progress, opening=self.opening, chosen=report)
 
     def push_to_hub(self, repo_id: str, *, card_data: ModelCardData | None = None, **options: Any) -> str:
@@ -252,16 +245,9 @@ class Merger:
             require_kappa(choose(survey.measured, self._strength), self._strength)
 
     def requirements(self, max_shard_size: int | str = "50GB") -> tuple[int, int]:
-        """The bytes of disk, and roughly of memory, that `merge_to` needs.
-
-        A search for lambda holds the merge, its update and one more model in memory.
-        """
+        """The bytes of disk, and roughly of memory, that `merge_to` needs."""
         run = self._run("merged", max_shard_size)
-        disk, memory = requirements(run, self.inputs, self.method)
-        if self.finds_lambda:
-            updates = sum(4 * run.layout.like(name).numel() for name in self.inputs.targets)
-            memory += 2 * run.layout.total_bytes + updates
-        return disk, memory
+        return requirements(run, self.inputs, self.method, searches=self.finds_lambda)
 
     def forecast(self, folder: str | Path) -> Forecast:
         """Estimate how long `merge_to` takes, by merging one parameter of every shape."""
@@ -288,8 +274,7 @@ class CoramMerger(Merger):
         config: the method's options; the default is the paper's `full` line with its kappa rule.
         calibrate: a few unlabelled prompts per expert, as for `MergeResult.calibrate`, to find lambda and
             factors from; `calibration` says how.
-        options: vocabulary, tokenizer, chat_template, heads, dtype, device, device_map, trust_remote_code,
-            progress and so on; see `MergeOptions`.
+        options: vocabulary, tokenizer, dtype, device_map, progress and so on; see `MergeOptions`.
     """
 
     def __init__(

@@ -67,17 +67,13 @@ class Cost:
         self._peak = max(self._peak, memory.rss - getattr(memory, "shared", 0))
 
 
-FINDING = "finding lambda"
-"""The phase in which models are asked for their lambda."""
-
-
 @contextmanager
 def searching() -> Iterator[Cost]:
-    """The cost of finding lambda, as one phase."""
+    """The cost of all that happens inside, as one phase."""
     started = time.perf_counter()
     with Cost(0.0) as cost:
         yield cost
-        cost.seconds = {FINDING: time.perf_counter() - started}
+        cost.seconds = {"search": time.perf_counter() - started}
 
 
 @contextmanager

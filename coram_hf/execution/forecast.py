@@ -56,11 +56,14 @@ class Forecast(NamedTuple):
         return self.opening + max(self.computing + self.hashing, self.reading, self.writing) + CARD_SECONDS
 
 
-def requirements(runner: FileRunner, inputs: Inputs, method: Method) -> tuple[int, int]:
+def requirements(
+    runner: FileRunner, inputs: Inputs, method: Method, *, searches: bool = False
+) -> tuple[int, int]:
     """The bytes of disk, and roughly of memory, that a merge needs.
 
     Memory is that of the libraries and, per thread, its chunks, the method's float32 copies of a parameter,
-    and those of adapters: one for each, and three while one is computed.
+    and those of adapters: one for each, and three while one is computed. A merge that searches for its lambda
+    also holds itself, its update and one more model.
     """
     names = method.names(inputs)
     sizes = {name: 4 * runner.layout.like(name).numel() for unit in runner.layout.units for name in unit}
@@ -72,7 +75,10 @@ def requirements(runner: FileRunner, inputs: Inputs, method: Method) -> tuple[in
     for name, size in sizes.items():
         how = names.get(inputs.base.tied.get(name, name))
         held.append(0 if how is None else how.memory + (0 if how.by_rows else WHOLE_COPIES * size))
-    return runner.disk_bytes, RESIDENT + runner.threads * of_thread + sum(nlargest(runner.threads, held))
+    search = 2 * runner.layout.total_bytes + sum(targets) if searches else 0
+    return runner.disk_bytes, RESIDENT + search + runner.threads * of_thread + sum(
+        nlargest(runner.threads, held)
+    )
 
 
 def forecast(runner: FileRunner, inputs: Inputs, method: Method, opening: float) -> Forecast:

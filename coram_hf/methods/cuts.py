@@ -82,7 +82,8 @@ def _bracket(updates: Updates, i: int, density: float) -> Bracket:
     step = max(1, base.numel() // min(LARGEST_SAMPLE, max(SAMPLE, base.numel() // 64)))
     down = math.isqrt(step) if base.ndim > 1 else 1
     grid = tuple(slice(None, None, by) for by in (down, max(1, step // down)))[-base.ndim :]
-    sample = expert[grid].float().sub_(base[grid]).mul_(updates.factors[i]).abs_().flatten().numpy()
+    tau = expert[grid].to(torch.float32, copy=True).sub_(base[grid])
+    sample = tau.mul_(updates.factors[i]).abs_().flatten().numpy()
     count = len(sample)
     margin = DEVIATIONS * math.sqrt(density * (1 - density) / count) + 2 / count
     lowest, highest = math.ceil((density + margin) * count), math.floor((density - margin) * count)

@@ -56,6 +56,10 @@ LIBRARIES = (
 )
 
 
+FINDING = "finding lambda"
+"""The phase of a merge's cost in which models are asked for its lambda."""
+
+
 @dataclass(frozen=True, repr=False)
 class MergeReport(Shown):
     """What was merged, how its amplitude was chosen, and what happened during the merge.
@@ -186,18 +190,18 @@ class MergeReport(Shown):
         return replace(self, lam_source="neutral", neutral=found)
 
     def with_search(self, cost: Mapping[str, Any]) -> MergeReport:
-        """The report of a merge before which, or after which, its lambda was found at this cost."""
-        if not self.cost:
+        """The report of a merge whose lambda was found at this cost; the opening is known already."""
+        if not (self.cost and cost):
             return self
-        both = self.cost["seconds"] | cost["seconds"]
+        spent = sum(seconds for phase, seconds in cost["seconds"].items() if phase != "opening")
         peak = max(self.cost["peak_memory"], cost["peak_memory"])
-        return replace(self, cost={"seconds": both, "peak_memory": peak})
+        return replace(self, cost={"seconds": {**self.cost["seconds"], FINDING: spent}, "peak_memory": peak})
 
     def chosen_as(self, other: MergeReport) -> MergeReport:
         """The report of the same merge, made again with the lambda that the other one found."""
         warnings = (*self.warnings, *other.calibration.get("warnings", ()))
         return replace(
-            self,
+            self.with_search(other.cost),
             lam_source=other.lam_source,
             calibration=other.calibration,
             neutral=other.neutral,

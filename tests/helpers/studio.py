@@ -86,7 +86,7 @@ class Walk:
         self.seen("#answers .merge h4", f"lambda {lam:.3g}")
 
     def ask(self, question):
-        self.browser.write("#question textarea", question)
+        self.fill("#question textarea", question)
         self.browser.click("#ask")
         self.browser.until("!!document.querySelector('#answers .answer.merge')", self.patience)
         return self.answers()
@@ -99,16 +99,34 @@ class Walk:
     def edit_card(self, words):
         """Type a last paragraph into the card."""
         self.browser.until("document.querySelector('#card .cm-content')?.innerText.includes('---')")
-        self.browser.click("#card .cm-scroller")
-        self.browser.press("End", 35, modifiers=CONTROL)
-        self.browser.call("Input.insertText", text=f"\n{words}\n")
+
+        def insert():
+            self.browser.click("#card .cm-scroller")
+            self.browser.press("End", 35, modifiers=CONTROL)
+            self.browser.call("Input.insertText", text=f"\n{words}\n")
+
+        self.until_kept(insert, f"document.querySelector('#card .cm-content').innerText.includes({words!r})")
+
+    def fill(self, field, text):
+        """Type into a field of a tab that may still be built."""
+        kept = f"document.querySelector({field!r}).value === {text!r}"
+        self.until_kept(lambda: self.browser.write(field, text), kept)
+
+    def until_kept(self, write, kept):
+        """Type until the page keeps it: an update that is still on its way from the server takes it back."""
+        for _ in range(self.patience):
+            write()
+            time.sleep(0.6)
+            if self.browser.run(kept):
+                return
+        raise AssertionError(f"never true: {kept}")
 
     def save(self, folder):
-        self.browser.write("#folder textarea, #folder input", folder)
+        self.fill("#folder textarea, #folder input", folder)
         return self.told("#save", "#saved")
 
     def push(self, repository):
-        self.browser.write("#repository textarea, #repository input", repository)
+        self.fill("#repository textarea, #repository input", repository)
         return self.told("#push", "#pushed")
 
     def told(self, button, place):

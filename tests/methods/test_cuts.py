@@ -53,6 +53,14 @@ def test_cuts_do_not_depend_on_the_size_of_the_sample(tau, monkeypatch):
     assert tensor_cuts(updates, (0.2, 0.001)) == found
 
 
+def test_the_tensors_are_only_read():
+    base, expert = noise(300, 400), noise(300, 400)
+    before = base.clone(), expert.clone()
+    tensor_cuts(Updates(base, [expert] * 2, (0.5, 0.5), (1.0, -1.0)), (0.2, 0.001))
+    assert torch.equal(base, before[0])
+    assert torch.equal(expert, before[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_entries_that_equal_the_cut_are_kept(dtype):
     tau = torch.tensor([0.5, -0.25, 0.25, 0.0, -0.125], dtype=dtype)

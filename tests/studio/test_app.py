@@ -120,7 +120,7 @@ def test_calibrate_save_an_adapter_and_push(browser, root, address, hub):
     walk.merge()
     walk.tab("Calibrate")
     browser.until("document.querySelector('#prompts textarea').value.startsWith('[math]')")
-    browser.write("#prompts textarea", "[math]\n1+1=\n\n2+2=\n\n[law]\nabc\n\nxyz")
+    walk.fill("#prompts textarea", "[math]\n1+1=\n\n2+2=\n\n[law]\nabc\n\nxyz")
     browser.click("#calibrate")
     walk.seen("#calibration", "Calibrated on 4 prompts")
 
