@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coram_hf.config import CalibrationConfig, check_names
+from coram_hf.config.declared import suggestion
 from coram_hf.errors import CoramError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def read_prompts(given: PromptSources, experts: Sequence[str], config: Calibrati
 
 
 def _in_folder(folder: Path, experts: Sequence[str]) -> dict[str, Path]:
-    """The file of every expert in a folder, and of the base; files of other names are left alone."""
+    """The file of every expert in a folder, and of the base; files of unrelated names are left alone."""
     if not folder.is_dir():
         raise CoramError(
             f"calibrate: {folder} is not a folder; make one with a file of prompts per expert, "
@@ -84,7 +85,8 @@ def _in_folder(folder: Path, experts: Sequence[str]) -> dict[str, Path]:
                 raise CoramError(f"calibrate: {found[name]} and {path} are both called {name!r}; delete one")
             found[name] = path
     for name in [name for name in found if name not in (*experts, BASE)]:
-        logger.warning("calibrate: %s belongs to no expert, and is left alone", found.pop(name))
+        if not suggestion(name, (*experts, BASE)):
+            logger.warning("calibrate: %s belongs to no expert, and is left alone", found.pop(name))
     for name in experts:
         if name not in found:
             raise CoramError(

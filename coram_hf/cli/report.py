@@ -112,7 +112,6 @@ def _for_a_program(json: Path | None) -> bool:
 def _diagnose(
     given: dict[str, Any], merged: list[str] | None, json: Path | None, only: str | None = None
 ) -> dict[str, Any]:
-    from coram_hf.config import CoramConfig
     from coram_hf.report.diagnostics import diagnose, write_json
 
     recipe = read_given(given)
@@ -122,7 +121,7 @@ def _diagnose(
     numbers = diagnose(
         recipe.base,
         recipe.experts,
-        config if config != CoramConfig() else None,
+        config if recipe.parameters else None,
         merged=merged or (),
         only=None if only is None else [only],
         **options,

@@ -178,9 +178,13 @@ def check_names(given: Iterable[str], valid: Sequence[str], what: str) -> None:
     """Raise for the first invalid name, and suggest the closest valid one."""
     for name in given:
         if name not in valid:
-            near = difflib.get_close_matches(str(name), valid, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise CoramError(f"unknown {what} {name!r}; {hint}valid: {', '.join(valid)}")
+            raise CoramError(f"unknown {what} {name!r}; {suggestion(name, valid)}valid: {', '.join(valid)}")
+
+
+def suggestion(name: str, valid: Sequence[str]) -> str:
+    """A question about the closest valid name; nothing if none is close."""
+    near = difflib.get_close_matches(str(name), valid, n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def check_number(name: str, value: object) -> None:

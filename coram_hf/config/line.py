@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any, Literal, NamedTuple, get_args
 
+from coram_hf.config.declared import suggestion
 from coram_hf.errors import CoramError
 
 Branch = Literal["full", "lr", "q", "s", "v", "qs", "sv"]
@@ -90,7 +90,6 @@ def _read_core(core: str, line: str) -> tuple[str, str | None]:
     if core in get_args(Branch):
         return core, None
     if branch not in get_args(Branch) or conflict not in get_args(Conflict):
-        near = difflib.get_close_matches(core, (PRESET, *get_args(Branch), *get_args(Conflict)), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = suggestion(core, (PRESET, *get_args(Branch), *get_args(Conflict)))
         raise CoramError(f"unknown branch or conflict mode {core!r} in the line {line!r}; {hint}{_GRAMMAR}")
     return branch, conflict

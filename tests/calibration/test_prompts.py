@@ -93,6 +93,9 @@ def test_a_folder_without_the_file_of_an_expert_says_what_to_write(tmp_path, cap
     write(tmp_path, chat_txt="a")
     assert set(read(tmp_path).of) == {"math", "code"}
     assert "chat.txt belongs to no expert" in caplog.text
+    write(tmp_path, mat_txt="a")
+    with pytest.raises(CoramError, match="'mat'; did you mean 'math'"):
+        read(tmp_path)
 
 
 def test_a_damaged_line_is_named(tmp_path):

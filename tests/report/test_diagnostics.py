@@ -335,6 +335,16 @@ def test_a_merged_folder_says_what_the_report_is_about(tmp_path, line):
     assert verdict(numbers["dispersion"]).startswith("Ready to merge with lambda 1.6")
 
 
+@pytest.mark.parametrize("line", ["full", "DEC(full)"])
+def test_the_report_knows_the_merge_by_its_line_and_the_rule_s_lambda(tmp_path, line):
+    base = tiny_llama()
+    experts = [fine_tuned(base, 0.03, i) for i in range(2)]
+    CoramMerger(base, experts, CoramConfig.from_line(line), progress=False).merge_to(tmp_path / "out")
+    for config, begins in ((None, "Merged with"), (CoramConfig.from_line("lr"), "Ready to merge with")):
+        numbers = diagnose(base, experts, config, merged=[tmp_path / "out"], progress=False)
+        assert verdict(numbers["dispersion"]).startswith(begins)
+
+
 def test_low_rank_experts_are_dissected_as_dense_ones():
     base = tiny_llama()
     adapters = {name: adapted(base, METHODS["rsLoRA"](), seed) for seed, name in enumerate("ab")}

@@ -77,14 +77,13 @@ def _numbers(
     *,
     whole: bool,
 ) -> dict[str, Any]:
-    from coram_hf.report.diagnostics.findings import described, walk
+    from coram_hf.report.diagnostics.findings import walk
 
     wanted = bool(merged) and any(section.merged for section in asked)
-    opened = _open_merged(inputs, merged, options) if wanted else None
     findings = walk(
         inputs,
-        config or described(opened, len(inputs.experts)) or CoramConfig(),
-        opened,
+        config,
+        _open_merged(inputs, merged, options) if wanted else None,
         geometry=any(section.geometry for section in asked),
         entries=any(section.entries for section in asked),
         progress=options.get("progress", True),

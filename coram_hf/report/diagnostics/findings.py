@@ -67,8 +67,12 @@ class Findings:
 
     @property
     def is_merged(self) -> bool:
-        """Whether one of the merged models has the lambda of the merge in question."""
-        return any(report.lam == self.lam for report in self.reports.values())
+        """Whether one of the merged models is the merge in question: it has its line and its lambda."""
+        line, lam = self.config.line, self.lam
+        lams = [report.lam for report in self.reports.values() if report.line == line]
+        return lam is not None and any(
+            math.isclose(lam, one, rel_tol=1e-4) for one in lams if one is not None
+        )
 
     @property
     def strength(self) -> Strength:
@@ -151,7 +155,7 @@ def together(parts: Iterable[Anatomy]) -> Anatomy:
 
 def walk(
     inputs: Inputs,
-    config: CoramConfig,
+    config: CoramConfig | None,
     merged: Inputs | None = None,
     *,
     geometry: bool = True,
@@ -160,10 +164,12 @@ def walk(
 ) -> Findings:
     """Read every target once; with merged models, all other floating tensors too.
 
-    A NaN or infinity is an error that names the model and the tensor. Given factors are left out: what is
-    found describes the experts as they are.
+    A NaN or infinity is an error that names the model and the tensor. Without a config, the merge in question
+    is the first of the merged models that CORAM reports on. Given factors are left out: what is found
+    describes the experts as they are.
     """
-    config = replace(config, factors=None)
+    reports = _reports(merged)
+    config = replace(config or _described(reports, len(inputs.experts)) or CoramConfig(), factors=None)
     names = inputs.floating if merged is not None else tuple(inputs.targets)
     run, strength = MemoryRunner(inputs, config.line, progress), _strength(config, inputs)
     known = None if config.balance is None else run.norms().measured
@@ -178,7 +184,7 @@ def walk(
             return None, measure(parameter, Record(), experts), moved
         place = inputs.place(name)
         here, signed = config.at(place, len(experts)), config.weighing(len(experts), place).signed(factors)
-        low = low_rank_updates(inputs, parameter)
+        low = low_rank_updates(inputs, parameter) if here.decorrelate is not None else None
         anatomy = together(
             dissect_matrix(matrix, here, signed, parameter.device, low, geometry=geometry, entries=entries)
             for matrix in parameter.matrices()
@@ -195,7 +201,7 @@ def walk(
         for model in (merged.experts if merged else ())
     }
     amplitude = choose(survey.measured, strength)
-    return Findings(inputs, config, survey, amplitude, targets, moved, _reports(merged))
+    return Findings(inputs, config, survey, amplitude, targets, moved, reports)
 
 
 def _reports(merged: Inputs | None) -> dict[str, MergeReport]:
@@ -205,9 +211,9 @@ def _reports(merged: Inputs | None) -> dict[str, MergeReport]:
     return {n: MergeReport.load(path) for n, path in folders.items() if (path / REPORT_NAME).is_file()}
 
 
-def described(merged: Inputs | None, n_experts: int) -> CoramConfig | None:
-    """The configuration of the first merged model that CORAM reports on, at the lambda it has."""
-    for report in _reports(merged).values():
+def _described(reports: Mapping[str, MergeReport], n_experts: int) -> CoramConfig | None:
+    """The configuration of the first merge by CORAM, at the lambda it has."""
+    for report in reports.values():
         if report.slice_height is not None and len(report.relative_updates) == n_experts:
             found = CoramConfig.from_report(report)
             if report.lam_source in MEASURED:
